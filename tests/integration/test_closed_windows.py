@@ -441,3 +441,31 @@ def test_planted_bugs_are_found(
     monkeypatch.setattr(module, name, twin)
     with pytest.raises(AssertionError):
         run(history)
+
+
+def moved(row_id: int, dep: str) -> str:
+    return f"UPDATE lib.trips SET dep = '{DAY} {dep}Z' WHERE id = {row_id}"
+
+
+def test_a_row_that_leaves_a_closed_window_counts_in_the_open_one(cases: History) -> None:
+    cases.do(trip(1, "10:00"), trip(2, "12:00"))
+    trips(cases, "12:00:00")
+    cases.do(moved(1, "12:30"))
+    assert trips(cases) == {"10:00": (1, True), "12:00": (2, False)}
+    cases.do(moved(2, "10:30"))
+    assert trips(cases) == {"10:00": (1, True), "12:00": (1, False)}
+    assert late(cases) == [("1", "10:00"), ("2", "10:00")]
+
+
+def test_what_is_late_for_a_closed_window_may_be_in_time_for_one_that_overlaps(
+    history: History,
+) -> None:
+    cases = opened(history, HOPPING)
+    cases.do(trip(1, "10:10"))
+    assert trips(cases, "11:30:00") == {"09:30": (1, True), "10:00": (1, False)}
+    cases.do(trip(2, "10:20"))
+    assert trips(cases) == {"09:30": (1, True), "10:00": (2, False)}
+    assert late(cases) == []
+    cases.go_back()
+    assert trips(cases) == {"09:30": (1, True), "10:00": (2, False)}
+    assert trips(cases, "12:00:00") == {"09:30": (1, True), "10:00": (2, True)}

@@ -28,7 +28,7 @@ from tests.support.wait import wait_until
 ENTRIES = 20_000
 WIDTH = 1500
 """Bytes of each row in quarantine: two thousand in base64."""
-PATIENCE_S = 2.0
+PATIENCE_S = 3.0
 
 
 @pytest.fixture
@@ -191,3 +191,4 @@ def test_what_is_followed_is_compacted_soon_and_keeps_deletions_for_a_day(shop: 
     compaction = {"segment.ms": "600000", "min.cleanable.dirty.ratio": "0.1"}
     assert all(settings.items() >= compaction.items() for settings in followed)
     assert not table.keys() & compaction.keys()
+    assert table["cleanup.policy"] == "compact"

@@ -3,7 +3,7 @@ row. Postgres is asked twice: for the text as a person wrote it, and for the SQL
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -251,3 +251,41 @@ def test_python_gives_what_postgres_gives(
     postgres: psycopg.Connection[Any], text: str, rows: list[Row]
 ) -> None:
     assert differences(postgres, text, rows) == [], text
+
+
+@pytest.mark.parametrize(
+    ("operator", "wrong", "text"),
+    [
+        ("*", lambda left, right: (left * right + 2**63) % 2**64 - 2**63, "b * 2 > 0"),
+        ("lower", str.lower, 'lower(t COLLATE "C")'),
+        ("length", lambda text: len(text.encode()), "length(t)"),
+        ("not", lambda value: True, "NOT yes"),
+    ],
+)
+def test_a_wrong_function_is_found(
+    postgres: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    operator: str,
+    wrong: Callable[..., Any],
+    text: str,
+) -> None:
+    empty = dict.fromkeys(COLUMNS)
+    row = {**empty, "b": "9223372036854775807", "t": "Ä🎈", "yes": "true"}
+    assert differences(postgres, text, [row, empty]) == []
+    planted = operators.OPERATORS[operator]._replace(compute=wrong)
+    monkeypatch.setitem(operators.OPERATORS, operator, planted)
+    operators.strict.cache_clear()
+    assert differences(postgres, text, [row, empty]) != []
+    operators.strict.cache_clear()
+
+
+def test_null_isnt_true_or_false(
+    postgres: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AND with two truth values only, which is the mistake that one makes."""
+    rows = [dict.fromkeys(COLUMNS), {**dict.fromkeys(COLUMNS), "yes": "false"}]
+    assert differences(postgres, "yes AND no", rows) == []
+    _, sql = operators.LENIENT["and"]
+    wrong = (lambda arguments, row: all(part(row) for part in arguments), sql)
+    monkeypatch.setitem(operators.LENIENT, "and", wrong)
+    assert differences(postgres, "yes AND no", rows) != []

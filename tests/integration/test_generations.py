@@ -15,7 +15,7 @@ import pytest
 
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, SettingsError, SinkUnavailable
-from cdc.generations.claim import claim
+from cdc.generations.claim import Claim, claim
 from cdc.generations.registry import (
     STALE_S,
     GenerationBuild,
@@ -473,3 +473,10 @@ def test_a_rebuild_ends_with_the_reason_why_a_table_is_refused(shop: Pipeline, u
     with pytest.raises(SchemaMismatch, match=r"public\.orders"):
         command.run()
     assert set(command.phases) == {"replay"}
+
+
+def test_planted_twin(shop: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry in which the last record wins: all of them go to work."""
+    monkeypatch.setattr(Claim, "acquire", lambda self: None)
+    monkeypatch.setattr(Claim, "check", lambda self: None)
+    assert race(shop) == ["won"] * 3

@@ -496,3 +496,25 @@ def test_a_session_is_as_long_as_it_gets(sessions: History) -> None:
     assert counts(sessions) == {window("10:00"): 5000}
     sessions.do("DELETE FROM lib.trips WHERE id BETWEEN 2500 AND 2540")
     assert sorted(counts(sessions).values()) == [2459, 2500]
+
+
+def test_what_changes_back_within_a_batch_sends_nothing(cases: History) -> None:
+    cases.do(trip(1, "10:00"))
+    cases.settle()
+    cases.forget_emitted()
+    cases.do("UPDATE lib.trips SET origin = 'lga'")
+    cases.do("UPDATE lib.trips SET origin = 'jfk'")
+    cases.settle()
+    assert cases.emitted == []
+
+
+def test_a_row_counts_in_the_windows_of_the_hour_after_it(history: History) -> None:
+    history.connection.execute(TABLES.encode())
+    history.declare(SLIDING)
+    history.do(*(trip(number, f"{10 + number}:00") for number in range(4)))
+    history.do(trip(4, "11:00:00.000001"))
+    assert counts(history) == {"0": 1, "1": 2, "2": 3, "3": 2, "4": 2}
+    history.forget_emitted()
+    history.do("DELETE FROM lib.trips WHERE id = 1")
+    assert counts(history) == {"0": 1, "2": 2, "3": 2, "4": 1}
+    assert sorted(history.emitted_ids) == ["moving/1", "moving/2", "moving/4"]

@@ -14,6 +14,7 @@ import pytest
 from cdc.model.table import Table
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
+from cdc.sinks.elasticsearch.index import fields
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 from tests.support import http
 from tests.support.pipelines import pipeline
@@ -362,3 +363,17 @@ def test_what_the_index_rounds_is_not_lost(make_pair: Callable[[list[Case]], Pai
         )
         assert ranged <= set(hits[0])
         assert equal <= set(hits[1]) if field == name else equal == set(hits[1])
+
+
+def test_planted_decimals_as_text(
+    make_pair: Callable[[list[Case]], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100.98 lies between 10 and 20."""
+    for type_ in ("numeric", "money"):
+        monkeypatch.setitem(fields.FIELDS_OF_TYPES, type_, fields.KEYWORD)
+    cases = [case for case in CASES if case.type in ("numeric(10,2)", "money")]
+    rng = Random(26)
+    differing = check(make_pair(filled(rng, cases)), rng, cases)
+    for case in cases:
+        assert {f"{case.type}: sorted asc", f"{case.type}: sorted desc"} <= set(differing)
+        assert any(difference.startswith(f"{case.type}: {{'range'") for difference in differing)

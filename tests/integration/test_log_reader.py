@@ -452,3 +452,31 @@ def test_records_in_quarantine_are_read_at_their_places_in_the_log(
     (block,) = read_all(broker.address, ranges[1:])
     assert block == (topic, 1, [(b"k", b"kept", 3)])
     broker.remove(shop.quarantine_topic)
+
+
+def test_planted_a_reader_that_takes_any_end_for_its_own(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.topic(1)
+    broker.written_by(topic, 3)
+    monkeypatch.setattr(log_reader, "is_end", lambda *_: True)
+    assert len(read(broker.address, [OffsetRange(topic, 0, 0, 50)])[topic, 0]) == 3
+
+
+def test_planted_a_reader_of_what_is_not_committed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.topic(1)
+    producer = broker.transactions(topic)
+    producer.begin_transaction()
+    producer.produce(topic, key=b"k", value=b"aborted", partition=0)
+    producer.flush()
+    producer.abort_transaction()
+    wait_until(lambda: broker.ends(topic, 1) == {0: 2}, 10, "the marker")
+    asked = [OffsetRange(topic, 0, 0, 2)]
+    assert read(broker.address, asked) == {}
+    settings = {**log_reader.SETTINGS, "isolation.level": "read_uncommitted"}
+    monkeypatch.setattr(log_reader, "SETTINGS", settings)
+    # Another name of the broker, of which no consumer is kept.
+    address = f"{broker.address},{broker.address}"
+    assert len(read(address, asked)[topic, 0]) == 1

@@ -91,7 +91,7 @@ def test_a_registered_pipeline_carries_the_snapshot_and_the_log_until_the_file_c
 
 def test_a_first_snapshot_is_no_trouble(shop: Shop) -> None:
     """While it copies rows, which takes some seconds here, nobody is woken for the heartbeat."""
-    shop.conn.execute("INSERT INTO shop.counters SELECT n, n FROM generate_series(11, 100000) n")
+    shop.conn.execute("INSERT INTO shop.counters SELECT n, n FROM generate_series(11, 300000) n")
     shop.migrate()
     tables, positions = shop.tables, {"cache": position_by_table(lambda _: None)}
 

@@ -305,3 +305,18 @@ def test_a_worker_in_another_zone_than_utc_is_refused(postgres_dsn: str) -> None
             session.execute(set_zone, [zone])
             with pytest.raises(InvalidAuthorizationSpecification, match=f"zone is .*{zone}"):
                 session.execute(ZONE_GUARD)
+
+
+@pytest.mark.parametrize("name", ["DateStyle", "IntervalStyle", "bytea_output", "row_security"])
+def test_every_pin_is_needed(database: Database, expected: dict[str, str], name: str) -> None:
+    """Without it some value of the setting is noticed, so the test above finds one that is missing."""
+    values = [value for turned, value in other_values(database.admin) if turned == name]
+    pinned = dict(PINNED)
+    del PINNED[name]
+    try:
+        results = [database.turned((name, value)) for value in values]
+    finally:
+        # In their order: the connector's configuration has them as a text.
+        PINNED.clear()
+        PINNED.update(pinned)
+    assert any(result != expected for result in results), values

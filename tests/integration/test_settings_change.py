@@ -5,6 +5,8 @@ sent again.
 import psycopg
 import pytest
 
+from cdc.control import registrations
+from cdc.kafka.topics import Topics
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 
@@ -65,3 +67,33 @@ def test_a_table_becomes_one_of_events_and_one_of_rows_again(shop: Shop) -> None
 def ids(shop: Shop) -> list[int]:
     """The rows of a table that its topic has, dead ones left out."""
     return sorted({change.key["id"] for change in shop.living("shop.counters") if change.op != "d"})
+
+
+def test_a_column_that_is_captured_or_no_longer_is_changes_all_rows(shop: Shop) -> None:
+    shop.migrate()
+    shop.register()
+    full_shop = shop.capturing(ORDERS, COUNTERS)
+    full_shop.migrate()
+    assert full_shop.register().sent == ["shop.orders"]
+    wait_until(
+        lambda: {row["hidden"] for row in shop.rows("shop.orders").values()} == {"secret"},
+        20,
+        "the column",
+    )
+    less = shop.capturing({**ORDERS, "exclude": ["hidden", "note"]}, COUNTERS)
+    less.migrate()
+    assert less.register().sent == ["shop.orders"]
+    wait_until(
+        lambda: {tuple(row) for row in shop.rows("shop.orders").values()} == {("id", "total")},
+        20,
+        "without it",
+    )
+    # Once more: nothing is new, and the other table never was.
+    result = less.register()
+    assert (result.changed, result.sent) == (False, [])
+    assert reads(shop, "shop.counters") == 10
+    with Topics(shop.kafka) as topics:
+        registration = registrations.read(topics, shop.pipeline)
+    # The log holds its values still, so that whoever reads it leaves them out.
+    assert registration is not None
+    assert set(registration.tables["shop.orders"].withdrawn) == {"hidden", "note"}

@@ -152,27 +152,29 @@ def test_a_key_that_the_file_names(conn: source.Connection, unique: str) -> None
 def test_a_slot_as_the_server_has_it(conn: source.Connection, shop_dsn: str, unique: str) -> None:
     assert read_slot(conn, unique) is None
     conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
-    old_slot = read_slot(conn, unique)
-    assert old_slot is not None
-    assert (old_slot.active, old_slot.active_pid, old_slot.plugin) == (False, None, "pgoutput")
-    assert old_slot.wal_status == "reserved"
-    conn.execute("CREATE TABLE shop.grow AS SELECT 1")
-    slot = read_slot(conn, unique)
-    assert slot is not None
-    assert old_slot.lag_bytes is not None
-    assert (slot.lag_bytes or 0) > old_slot.lag_bytes
-    assert (slot.retained_bytes or 0) >= (slot.lag_bytes or 0)
-    assert slot.confirmed_flush_lsn == old_slot.confirmed_flush_lsn
-    # A transaction that holds it back.
-    with psycopg.connect(shop_dsn) as writer:
-        writer.execute("INSERT INTO shop.keyless VALUES (1)")
+    try:
+        old_slot = read_slot(conn, unique)
+        assert old_slot is not None
+        assert (old_slot.active, old_slot.active_pid, old_slot.plugin) == (False, None, "pgoutput")
+        assert old_slot.wal_status == "reserved"
+        conn.execute("CREATE TABLE shop.grow AS SELECT 1")
+        slot = read_slot(conn, unique)
+        assert slot is not None
+        assert old_slot.lag_bytes is not None
+        assert (slot.lag_bytes or 0) > old_slot.lag_bytes
+        assert (slot.retained_bytes or 0) >= (slot.lag_bytes or 0)
+        assert slot.confirmed_flush_lsn == old_slot.confirmed_flush_lsn
+        # A transaction that holds it back.
+        with psycopg.connect(shop_dsn) as writer:
+            writer.execute("INSERT INTO shop.keyless VALUES (1)")
 
-        def old_enough() -> bool:
-            slot = read_slot(conn, unique)
-            return slot is not None and (slot.oldest_transaction_s or 0) > 0.2
+            def old_enough() -> bool:
+                slot = read_slot(conn, unique)
+                return slot is not None and (slot.oldest_transaction_s or 0) > 0.2
 
-        wait_until(old_enough, 5, "the open transaction's age")
-    conn.execute("SELECT pg_drop_replication_slot(%s)", [unique])
+            wait_until(old_enough, 5, "the open transaction's age")
+    finally:
+        conn.execute("SELECT pg_drop_replication_slot(%s)", [unique])
 
 
 def test_a_server_without_logical_decoding(stack: Any, strict: str, unique: str) -> None:

@@ -124,6 +124,7 @@ def test_a_locked_table_is_not_waited_for_without_end(
     postgres_dsn: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is one of a view."""
+    assert facts.LOCK_TIMEOUT == "5s"
     impatient = partial(facts.bounded_locks, timeout="200ms")
     monkeypatch.setattr(facts, "bounded_locks", impatient)
     monkeypatch.setattr(source_checks, "bounded_locks", impatient)

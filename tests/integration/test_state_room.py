@@ -143,13 +143,15 @@ def test_plan_and_doctor_tell_it_before_a_run(
     assert findings() == ([], [])
     with redis.Redis.from_url(state_url) as server:
         server.flushall()
-        server.config_set("maxmemory", 2_000_000)
-        (planned,), severities = findings()
-        assert "doesn't fit into the server" in planned
-        assert severities == ["down"]
-        # Without what the server itself takes.
-        server.config_set("maxmemory", needed(planned))
-        assert findings() == ([], ["warning"])
-        server.config_set("maxmemory", 100_000_000)
-        assert findings() == ([], [])
-        server.config_set("maxmemory", 0)
+        try:
+            server.config_set("maxmemory", 2_000_000)
+            (planned,), severities = findings()
+            assert "doesn't fit into the server" in planned
+            assert severities == ["down"]
+            # Without what the server itself takes.
+            server.config_set("maxmemory", needed(planned))
+            assert findings() == ([], ["warning"])
+            server.config_set("maxmemory", 100_000_000)
+            assert findings() == ([], [])
+        finally:
+            server.config_set("maxmemory", 0)

@@ -31,6 +31,18 @@ from tests.support.simulated import MemoryLog, SimulatedClock
 from tests.unit.test_time_settings import GOOD
 from tests.unit.test_time_settings import TABLES as TIMED_TABLES
 
+CASES = """
+  departures:
+    root: lib.flights
+    include:
+      weather: {table: lib.weather, on: {origin: origin}, as_of: {dep: at}, within: 2 hours, flatten: id}
+      before: {table: lib.flights, on: {tail: tail}, previous: {dep: dep}, flatten: id}
+      after: {table: lib.flights, on: {tail: tail}, next: {dep: dep}, flatten: id}
+      hour:
+        {table: lib.flights, on: {origin: origin}, during: {dep: dep}, before: 1 hour, many: true, flatten: id}
+    to: [topic]
+"""
+
 RUNS = 2 * SCALE
 PATHS = Node.paths
 TABLES = """
@@ -439,3 +451,48 @@ def test_a_barrier_waits_until_documents_are_as_of_a_time(state_url: str, tmp_pa
         place()
     state.note_current(turn, {view.name: current}, {view.name: 7})
     place()
+
+
+def members(history: History, row_id: int) -> tuple[Any, ...]:
+    history.settle()
+    document = history.document("departures", row_id)
+    return tuple(document[name] for name in ("weather", "before", "after"))
+
+
+def reading(row_id: int, at: str, origin: str = "j") -> str:
+    return f"INSERT INTO lib.weather (id, origin, at) VALUES ({row_id}, '{origin}', '2013-01-01 {at}Z')"
+
+
+@pytest.fixture
+def cases(history: History) -> History:
+    history.connection.execute(TABLES.encode())
+    history.declare(CASES)
+    return history
+
+
+def test_a_late_version_changes_the_rows_up_to_the_next_one(cases: History) -> None:
+    hours = range(8, 13)
+    cases.do(*(flight(hour, f"{hour}:00", str(hour)) for hour in hours))
+    cases.do(reading(1, "7:30"), reading(2, "10:30"))
+    cases.settle()
+    cases.forget_emitted()
+    cases.do(reading(3, "8:30"))
+    assert [members(cases, hour)[0] for hour in hours] == [1, 3, 3, 2, 2]
+    assert sorted(set(cases.emitted_ids)) == ["departures/10", "departures/9"]
+
+
+def test_a_neighbour_at_exactly_the_end_counts(cases: History) -> None:
+    """When it goes, the documents of the following hour change, and none before it."""
+    cases.do(
+        *(flight(number, dep, str(number)) for number, dep in enumerate(["9:00", "10:00", "11:00"]))
+    )
+    cases.settle()
+    assert [cases.document("departures", number)["hour"] for number in range(3)] == [
+        [0],
+        [0, 1],
+        [1, 2],
+    ]
+    cases.forget_emitted()
+    cases.do("DELETE FROM lib.flights WHERE id = 1")
+    cases.settle()
+    assert sorted(set(cases.emitted_ids)) == ["departures/1", "departures/2"]

@@ -561,17 +561,18 @@ def test_topics_are_made_by_a_broker_that_falls_silent(
     stack: Any, topics: Topics, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some at a time, each of which has its logs before the next are made."""
-    monkeypatch.setattr("cdc.kafka.topics.TIMEOUT_MS", 1500)
     tables = [f"public.t{number:03}" for number in range(3 * TOPICS_AT_ONCE)]
     big_shop = pipeline(
         unique, "postgresql://127.0.0.1:1/none", *tables, kafka=stack.endpoints.kafka
     )
     names = list(topic_specs(big_shop))
-    with Topics(big_shop.kafka, PATIENCE_S) as patient, ThreadPoolExecutor() as pool:
-        made = pool.submit(ensure_topics, patient, big_shop)
-        wait_until(lambda: topics.existing(names), 20, "the first topics", 0.01)
-        with stack.servers.frozen("kafka"):
-            # Longer than the client waits for an answer, and once more.
-            time.sleep(4)
-        assert len(made.result()) == len(names)
+    with monkeypatch.context() as impatient:
+        impatient.setattr("cdc.kafka.topics.TIMEOUT_MS", 2500)
+        with Topics(big_shop.kafka, PATIENCE_S) as patient, ThreadPoolExecutor() as pool:
+            made = pool.submit(ensure_topics, patient, big_shop)
+            wait_until(lambda: topics.existing(names), 20, "the first topics", 0.01)
+            with stack.servers.frozen("kafka"):
+                # Longer than the client waits for an answer, and once more.
+                time.sleep(6)
+            assert len(made.result()) == len(names)
     assert topics.ends(names).keys() == set(names)
