@@ -635,6 +635,25 @@ def test_a_document_that_no_record_can_hold_is_named(
     assert newest(history) == expected(history)
 
 
+def test_documents_that_are_sent_once_more_are_noted(
+    history: History, spark: "SparkSession"
+) -> None:
+    """As `verify --repair` has them sent, while no table changes."""
+    engine = begin(history, spark)
+    topic = history.pipeline.view_topic("author_docs")
+    with Topics(history.pipeline.kafka) as topics:
+        before = topics.log_ends([topic])[topic]
+        history.sink.open_state().mark("author_docs", {"1": b'{"id":1}'}, send_again=True)
+        engine.work()
+        end = topics.log_ends([topic])[topic]
+    assert end != before, "nothing was sent"
+    note = history.sink.open_state().current()["author_docs"][topic]
+    assert note is not None
+    assert note.position == end
+    assert engine.is_current
+    assert newest(history) == expected(history)
+
+
 def test_a_note_covers_documents_that_readers_are_not_shown_yet(
     history: History, spark: "SparkSession"
 ) -> None:

@@ -310,6 +310,7 @@ def test_everybody_says_which_hop_is_away_and_when_it_is_back(world: "World") ->
                 if INDEX in outages:
                     world.wait_for("cache", cached + ROWS)
             look_s = max(look_s, wait_until_over(world, witnesses))
+            world.settle()
         assert_left_alone(world)
         world.settle()
         named = idle_troubles(witnesses)

@@ -186,3 +186,7 @@ def test_the_kinds_of_pagila(world: "World") -> None:
             "DELETE FROM pagila.payment WHERE payment_id < 20",
         )
         equal_soon(world)
+    views = world.json("verify")["views"]
+    assert {(view["sink"], view["table"]) for view in views} == {
+        (sink, table) for sink in world.pipeline.sinks for table in captured
+    }

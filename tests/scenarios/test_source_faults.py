@@ -154,3 +154,16 @@ def test_small_transactions_with_restarts_between(shop: Shop) -> None:
 
             wait_until(running, 30, "the task to run again")
     arrived(shop, set(range(1, number + 1)))
+
+
+def test_a_row_that_never_comes_is_missed(shop: Shop) -> None:
+    """The twin: a change that the log doesn't have, as of a table that for a while isn't
+    published.
+    """
+    name = shop.pipeline.pipeline
+    shop.conn.execute(f"ALTER PUBLICATION {name} DROP TABLE shop.notes".encode())
+    shop.conn.execute("INSERT INTO shop.notes VALUES (1, 'unseen')")
+    shop.conn.execute(f"ALTER PUBLICATION {name} ADD TABLE shop.notes".encode())
+    shop.conn.execute("INSERT INTO shop.notes VALUES (2, 'seen')")
+    arrived(shop, {2})
+    assert 1 not in shop.rows("shop.notes")
