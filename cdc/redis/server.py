@@ -78,9 +78,9 @@ def client(url: str, *, is_text: bool = True) -> redis.Redis:
 
 def forget(url: str) -> None:
     """Close this process' connections; one in use is closed once its thread lets go of it."""
-    _close_idle(url)
     for is_text in (True, False):
-        _clients.pop((url, is_text), None)
+        if server := _clients.pop((url, is_text), None):
+            server.connection_pool.disconnect(inuse_connections=False)
 
 
 def _close_idle(url: str) -> None:

@@ -20,9 +20,14 @@ def scan_items(
     read: Callable[[Item], Iterator["pa.RecordBatch"]],
     items: Sequence[Item],
     schema: str = SCANNED,
+    *,
+    tasks_at_most: int | None = None,
 ) -> "DataFrame":
-    """Read something of each item: a table, a part of one, some ids. `read` and `items` are pickled."""
-    tasks = max(1, min(spark.sparkContext.defaultParallelism, len(items)))
+    """Read something of each item: a table, a part of one, some ids. `read` and `items` are pickled.
+
+    tasks_at_most: how many may read side by side; as many as Spark has cores if None
+    """
+    tasks = max(1, min(tasks_at_most or spark.sparkContext.defaultParallelism, len(items)))
     work = partial(_read_shares, read, [items[task::tasks] for task in range(tasks)])
     return spark.range(tasks, numPartitions=tasks).mapInArrow(freeze_gc_after(work), schema)
 

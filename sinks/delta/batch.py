@@ -46,7 +46,7 @@ from cdc.sinks.delta.mirror import (
     source,
 )
 from cdc.sinks.delta.place import is_bucket, place, reading, write_hint
-from cdc.sinks.delta.vectors import bitmap
+from cdc.sinks.delta.vectors import DAMAGED_HINT, bitmap
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -362,7 +362,7 @@ def _write_files(
         limits=executor.LIMITS,
     )
     lane = batch.lane(writer, [step.advance for step in steps.values()])
-    hints = {"unavailable": write_hint(tables.path)}
+    hints = {"unavailable": write_hint(tables.path), "rejected": DAMAGED_HINT}
     outcome = lane_run.run_on_executors(lane, batch.records, tables.name, hints)
     for name, step in steps.items():
         for message in outcome.writer_results.get(name, ()):

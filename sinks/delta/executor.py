@@ -19,7 +19,7 @@ from cdc.codec.forms import Values
 from cdc.codec.record import Change, Unreadable
 from cdc.codec.table import codec
 from cdc.codec.types.arrow import countable
-from cdc.errors import SinkUnavailable
+from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.table import Table
 from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Verdicts
@@ -265,6 +265,8 @@ def _reported(access: AbstractContextManager[None]) -> Iterator[None]:
             yield
     except SinkUnavailable as error:
         raise Failure("unavailable", error.message) from None
+    except SinkRejected as error:
+        raise Failure("rejected", error.message) from None
 
 
 def _versions(rows: Sequence[tuple[int, FoldedRow]]) -> list[tuple[Any, ...]]:

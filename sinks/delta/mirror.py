@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from cdc.errors import SinkUnavailable
+from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.sink.lane_run import freeze_gc, task_numbers
 from cdc.sinks.delta import parquet, vectors
@@ -50,9 +50,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Unavailable(NamedTuple):
-    """Why a share can't be done: an error's message and hint, which `collect` would put into a traceback."""
+class Undone(NamedTuple):
+    """Why a share can't be done: an error's parts, which `collect` would put into a traceback."""
 
+    kind: type[CdcError]
     message: str
     hint: str
 
@@ -65,7 +66,7 @@ def run_tasks(
     Not by a DataFrame, which Spark plans each time: with that a batch of 200 changes took 0.31 s of CPU
     instead of 0.25. `work` and `items` are pickled.
 
-    Raises SinkUnavailable as `work` does.
+    Raises SinkUnavailable, SinkRejected as `work` does.
     """
     if not items:
         return []
@@ -76,8 +77,8 @@ def run_tasks(
     for result in (
         task_numbers(context, tasks).mapPartitions(partial(_work, work, shares)).collect()
     ):
-        if isinstance(result, Unavailable):
-            raise SinkUnavailable(result.message, hint=result.hint)
+        if isinstance(result, Undone):
+            raise result.kind(result.message, hint=result.hint)
         results.append(result)
     return results
 
@@ -86,14 +87,14 @@ def _work(
     work: Callable[[Item], Iterable[Result]],
     shares: Sequence[Sequence[Item]],
     numbers: Iterable[int],
-) -> Iterator[Result | Unavailable]:
+) -> Iterator[Result | Undone]:
     """Do the shares of a task, whose numbers come in."""
     for number in numbers:
         for item in shares[number]:
             try:
                 yield from work(item)
-            except SinkUnavailable as error:
-                yield Unavailable(error.message, error.hint)
+            except (SinkUnavailable, SinkRejected) as error:
+                yield Undone(type(error), error.message, error.hint)
     freeze_gc(getattr(work, "func", work).__qualname__)
 
 

@@ -462,6 +462,9 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (BaseError, FileNotFoundError) as error:
+        if isinstance(error, FileNotFoundError) and error.errno is not None:
+            # Of this machine, for example of its TMPDIR.
+            raise
         raise StoreError(_reason(error)) from None
     except BaseException as error:
         # obstore panics where AWS_ENDPOINT_URL has no http:// or https://, and that is no Exception.

@@ -30,6 +30,7 @@ FROM_CHARACTERS = bytes.maketrans(CHARACTERS, PYTHONS)
 ID_CHARACTERS = 20
 FRAME_BYTES = 8
 """A vector's size before it, and a checksum after it."""
+DAMAGED_HINT = "restore its file from a backup, or make the view again with `rebuild`"
 Descriptor = Mapping[str, Any]
 """What the log has of a vector: storageType, pathOrInlineDv, offset, sizeInBytes, cardinality."""
 
@@ -82,7 +83,7 @@ def deleted_rows(descriptor: Descriptor, place: Place) -> BitMap64:
         raise SinkRejected(
             f"A deletion vector of the Delta table {place.location} can't be read: it is damaged, or in a format"
             " that isn't known.",
-            hint="restore its file from a backup, or make the view again with `rebuild`",
+            hint=DAMAGED_HINT,
         ) from None
 
 

@@ -151,7 +151,9 @@ class Elasticsearch:
         indices = {table.qualified: self._indices.readable_name(table) for table in tables}
         self._server.refresh(indices.values(), {"ignore_unavailable": "true"})
         read = partial(scan.read_index, self.url, scan.GROUP_ROWS)
-        return scan_items(spark, read, list(indices.items()), GROUPED)
+        # Searches of whole documents: not one on each core of a cluster.
+        items = list(indices.items())
+        return scan_items(spark, read, items, GROUPED, tasks_at_most=scan.SLICES)
 
     def refresh(self, table: Table) -> None:
         """Let searches see what is written; reads by id see it at once."""

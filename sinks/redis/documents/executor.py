@@ -39,6 +39,8 @@ local clocks, refused, late = {}, {}, {}
 -- What the rows' entries come to, by key: members of sets and of lists, and sums of tallies by field. Rows of
 -- one chunk often share a pane or a parent, and a call costs more than what it does.
 local added, removed, listed, unlisted, sums = {}, {}, {}, {}, {}
+-- Ids, and what is stored under them at the end; false deletes.
+local stored, seen = {}, {}
 local function is_closed(view, time)
   if clocks[view] == nil then clocks[view] = tonumber(redis.call('HGET', ARGV[fixed + 3], view) or -math.huge) end
   return time <= clocks[view]
@@ -96,14 +98,14 @@ local function enter(entry, id, sign)
 end
 local function change(i)
   local id, entries, key, row = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local old, new
-  if row == '' then
-    old, entries = redis.call('GETDEL', R .. id), ''
-  else
-    new = entries .. RS .. key .. RS .. row
-    old = redis.call('SET', R .. id, new, 'GET')
-  end
+  -- Ids that were scanned may come twice.
+  if seen[id] then return end
+  seen[id] = true
+  local old, new = redis.call('GET', R .. id), nil
+  if row == '' then entries = '' else new = entries .. RS .. key .. RS .. row end
   if old == (new or false) then return end
+  stored[#stored + 1] = id
+  stored[#stored + 1] = new or false
   number = number or redis.call('INCR', KEYS[2])
   local before = ''
   if old then
@@ -132,12 +134,17 @@ local function change(i)
     pending[#pending + 1] = before
   end
 end
--- Does at once what the rows have in common. A row is in a chunk once, so no member is both added and removed.
+-- Does at once what the rows have in common. What was done before an error stays, and the chunk comes again:
+-- so the rows, by which it is known what is to be undone, come last, and the sums just before them.
 local function finish(table)
   for key, ids in pairs(removed) do redis.call('SREM', key, unpack(ids)) end
   for key, ids in pairs(added) do redis.call('SADD', key, unpack(ids)) end
   for key, members in pairs(unlisted) do redis.call('ZREM', key, unpack(members)) end
   for key, members in pairs(listed) do redis.call('ZADD', key, unpack(members)) end
+  if #changed > 0 then
+    for v = 0, views - 1 do redis.call('ZADD', ARGV[roots + 2 * v], unpack(changed)) end
+  end
+  if #pending > 0 then redis.call('HSET', KEYS[3], number, cmsgpack.pack({table, pending})) end
   for tally, fields in pairs(sums) do
     for field, amount in pairs(fields) do
       if amount ~= 0 and redis.call('HINCRBY', tally, field, string.format('%d', amount)) == 0 then
@@ -145,10 +152,9 @@ local function finish(table)
       end
     end
   end
-  if #changed > 0 then
-    for v = 0, views - 1 do redis.call('ZADD', ARGV[roots + 2 * v], unpack(changed)) end
+  for i = 1, #stored, 2 do
+    if stored[i + 1] then redis.call('SET', R .. stored[i], stored[i + 1]) else redis.call('DEL', R .. stored[i]) end
   end
-  if #pending > 0 then redis.call('HSET', KEYS[3], number, cmsgpack.pack({table, pending})) end
 end
 """
 
