@@ -39,8 +39,8 @@ local clocks, refused, late = {}, {}, {}
 -- What the rows' entries come to, by key: members of sets and of lists, and sums of tallies by field. Rows of
 -- one chunk often share a pane or a parent, and a call costs more than what it does.
 local added, removed, listed, unlisted, sums = {}, {}, {}, {}, {}
--- Ids, and what is stored under them at the end; false deletes.
-local stored, seen = {}, {}
+-- Ids and what is stored under them at the end, and ids of deleted rows.
+local stored, deleted, seen = {}, {}, {}
 local function is_closed(view, time)
   if clocks[view] == nil then clocks[view] = tonumber(redis.call('HGET', ARGV[fixed + 3], view) or -math.huge) end
   return time <= clocks[view]
@@ -104,8 +104,12 @@ local function change(i)
   local old, new = redis.call('GET', R .. id), nil
   if row == '' then entries = '' else new = entries .. RS .. key .. RS .. row end
   if old == (new or false) then return end
-  stored[#stored + 1] = id
-  stored[#stored + 1] = new or false
+  if new then
+    stored[#stored + 1] = id
+    stored[#stored + 1] = new
+  else
+    deleted[#deleted + 1] = id
+  end
   number = number or redis.call('INCR', KEYS[2])
   local before = ''
   if old then
@@ -134,8 +138,18 @@ local function change(i)
     pending[#pending + 1] = before
   end
 end
--- Does at once what the rows have in common. What was done before an error stays, and the chunk comes again:
--- so the rows, by which it is known what is to be undone, come last, and the sums just before them.
+local function sum(sign)
+  for tally, fields in pairs(sums) do
+    for field, amount in pairs(fields) do
+      if amount ~= 0 and redis.call('HINCRBY', tally, field, string.format('%d', sign * amount)) == 0 then
+        redis.call('HDEL', tally, field)
+      end
+    end
+  end
+end
+-- Does at once what the rows have in common. If a command is refused in its middle, what was done stays, and
+-- the chunk comes again: so the rows, by which it is known what is to be undone, come last. All but the sums may
+-- be done twice.
 local function finish(table)
   for key, ids in pairs(removed) do redis.call('SREM', key, unpack(ids)) end
   for key, ids in pairs(added) do redis.call('SADD', key, unpack(ids)) end
@@ -145,16 +159,15 @@ local function finish(table)
     for v = 0, views - 1 do redis.call('ZADD', ARGV[roots + 2 * v], unpack(changed)) end
   end
   if #pending > 0 then redis.call('HSET', KEYS[3], number, cmsgpack.pack({table, pending})) end
-  for tally, fields in pairs(sums) do
-    for field, amount in pairs(fields) do
-      if amount ~= 0 and redis.call('HINCRBY', tally, field, string.format('%d', amount)) == 0 then
-        redis.call('HDEL', tally, field)
-      end
+  sum(1)
+  for i = 1, #stored, 2 do
+    local answer = redis.pcall('SET', R .. stored[i], stored[i + 1])
+    if answer.err then
+      if i == 1 then sum(-1) end
+      return answer
     end
   end
-  for i = 1, #stored, 2 do
-    if stored[i + 1] then redis.call('SET', R .. stored[i], stored[i + 1]) else redis.call('DEL', R .. stored[i]) end
-  end
+  for _, id in ipairs(deleted) do redis.call('DEL', R .. id) end
 end
 """
 
@@ -174,7 +187,8 @@ local fixed = first + 4
     + """
 local n = 0
 for i = rows, #ARGV, 4 do change(i); n = n + 1 end
-finish(ARGV[first + 3])
+local refused_row = finish(ARGV[first + 3])
+if refused_row then return refused_row end
 -- Without a topic's id nothing has been stored: all rows are these, and dirty.
 if not at[1] then
   for v = 0, views - 1 do redis.call('SADD', KEYS[4], ARGV[roots + 2 * v]) end
@@ -203,8 +217,7 @@ local fixed = 3
     + CHANGING
     + """
 for i = rows, #ARGV, 4 do change(i) end
-finish(ARGV[2])
-return 1
+return finish(ARGV[2]) or 1
 """
 )
 
