@@ -307,7 +307,7 @@ def test_a_worker_in_another_zone_than_utc_is_refused(postgres_dsn: str) -> None
                 session.execute(ZONE_GUARD)
 
 
-@pytest.mark.parametrize("name", ["DateStyle", "IntervalStyle", "bytea_output", "row_security"])
+@pytest.mark.parametrize("name", ["datestyle", "intervalstyle", "bytea_output", "row_security"])
 def test_every_pin_is_needed(database: Database, expected: dict[str, str], name: str) -> None:
     """Without it some value of the setting is noticed, so the test above finds one that is missing."""
     values = [value for turned, value in other_values(database.admin) if turned == name]
