@@ -69,6 +69,11 @@ UPDATE {{0}} SET dep_delay = 1, updated_at = clock_timestamp()
 WHERE sched_dep = {START} + %s * interval '1 minute'
 RETURNING carrier, flight, origin, sched_dep, updated_at
 """
+AGE = f"""
+UPDATE {{0}} SET updated_at = clock_timestamp() - %s * interval '1 second'
+WHERE sched_dep = {START} + %s * interval '1 minute'
+RETURNING carrier, flight, origin, sched_dep, updated_at
+"""
 COMMITTED = (
     "SELECT pg_xact_commit_timestamp(xmin) FROM {0} WHERE sched_dep = %s AND updated_at = %s"
 )
@@ -164,8 +169,16 @@ class Flights:
         (committed,) = connection.execute(
             COMMITTED.format(self.table), [departure, updated]
         ).fetchone() or (updated,)
-        stamp = departure.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return [*key, stamp], updated, committed
+        return [*key, _stamp(departure)], updated, committed
+
+    def age(
+        self, connection: psycopg.Connection, row: int, seconds: float
+    ) -> tuple[list[Any], datetime]:
+        """Set a row's `updated_at` to so many seconds ago: its key, as in the topics, and that time."""
+        *key, departure, updated = (
+            connection.execute(AGE.format(self.table), [seconds, row]).fetchone() or ()
+        )
+        return [*key, _stamp(departure)], updated
 
     def _run(self, statement: str, *values: object) -> None:
         # Nothing waits for the disk: a transaction of one row would take as long as that does.
@@ -173,6 +186,10 @@ class Flights:
             self.dsn, autocommit=True, options="-c synchronous_commit=off"
         ) as connection:
             connection.execute(statement, values or None)
+
+
+def _stamp(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def make(data: Data, sizes: Sequence[int]) -> None:

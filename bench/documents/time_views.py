@@ -24,7 +24,7 @@ from bench.documents import flights
 from bench.documents.drains import Drain, work_us
 from bench.documents.flights import Flights
 from bench.documents.latency import late
-from bench.documents.topic_times import flight_ends, span
+from bench.documents.topic_times import flight_ends, span, view_of
 from bench.latency import RATE
 from bench.output.figure import Figure
 from bench.stage import Stage
@@ -33,6 +33,7 @@ from cdc.config.view_settings import STATE
 from cdc.errors import DivergenceError
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import row_id
+from cdc.sample.probe import redis_watch
 from cdc.sink.factory import open_documents
 
 POLL_S = 0.02
@@ -40,6 +41,10 @@ PANES = 1.0
 """The least rate of changes in groups and windows, beside documents."""
 GROWTH = 1.5
 DOCUMENTS = "documents with one row"
+DEADLINE = "deadline"
+DEADLINE_S = 30 * 86_400
+ABSENCE_S = 2.0
+"""How late a deadline may be noticed, in addition to the interval of heartbeats."""
 HOPPING = "hopping window, 1 hour every 10 minutes"
 WEATHER = "columns: [temp, wind_speed, visib]"
 SELECT = (
@@ -75,7 +80,7 @@ KINDS = (
         "from: TABLE, pattern: {by: [carrier], order_by: dep_time, within: 24 hours,"
         " steps: {late: {where: dep_delay > 30, times: 3}}}, columns: [dest, dep_time, dep_delay]",
     ),
-    Kind("deadline", "root: TABLE, where: \"now() < updated_at + interval '30 days'\""),
+    Kind(DEADLINE, "root: TABLE, where: \"now() < updated_at + interval '30 days'\""),
     Kind(
         "groups without a window",
         "from: TABLE, group_by: [tailnum], select: {flights: count(*), minutes: sum(dep_delay)}",
@@ -180,12 +185,13 @@ def views_of_time(
     with stage.running([STATE, "cache"]) as streams:
         document = late(stage, streams, by_kind[DOCUMENTS].large, RATE, seconds)
         window = late(stage, streams, by_kind[HOPPING].large, RATE, seconds, "window", _last_window)
+        withdrawn = _withdrawn(stage, by_kind[DEADLINE].large)
         if not stage.equal(*stage.context.sinks(["cache"])):
             raise DivergenceError(
                 "A document differs from Postgres' own.", hint="a bug in the pipeline"
             )
     window.asked = (median(document.hops["visible"]),)
-    yield from [*figures, document, window]
+    yield from [*figures, document, window, withdrawn]
 
 
 def _rate(name: str, ratio: float, changes: int) -> Figure:
@@ -288,6 +294,28 @@ def _entries(stage: Stage) -> int:
             entries += page
             if cursor == b"0":
                 return entries
+
+
+def _withdrawn(stage: Stage, flights: Flights) -> Figure:
+    """How long after their deadlines documents are gone from the cache, while no table changes: the clock
+    goes by heartbeats alone.
+    """
+    figure = Figure("document gone from the cache after its deadline", "s")
+    figure.asked = (stage.pipeline.source.heartbeat_s + ABSENCE_S,) * 2
+    watch = redis_watch(stage.endpoints.redis, stage.name, view_of(stage, flights).qualified)
+    deadlines: dict[str, float] = {}
+    with psycopg.connect(stage.dsn, autocommit=True) as connection:
+        for number in range(20):
+            # Soon, and at any place between two heartbeats.
+            key, updated = flights.age(connection, number, DEADLINE_S - 5 - number * 0.37)
+            deadlines[row_id(key)] = updated.timestamp() + DEADLINE_S
+    while deadlines:
+        shown = watch.find(list(deadlines))
+        now = time.time()
+        for document_id in deadlines.keys() - shown.keys():
+            figure.hops.setdefault("visible", []).append(now - deadlines.pop(document_id))
+        time.sleep(POLL_S)
+    return figure
 
 
 def _last_window(key: list[Any]) -> str:
