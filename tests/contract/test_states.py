@@ -155,7 +155,9 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
         "redis.call('HDEL', KEYS[1], ARGV[1])",
         laws.a_chunk_is_climbed_from_once,
     ),
-    "cleared without a mark": (sink, "FORGET", "return finish(ARGV[2]) or 1", "return 1", laws.a_cleared_table_is_undone),
+    "cleared without a mark": (
+        sink, "FORGET", "return finish(ARGV[2]) or 1", "return 1", laws.a_cleared_table_is_undone
+    ),
 }  # fmt: skip
 """Lines of the scripts, with what stands there instead."""
 
