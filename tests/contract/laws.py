@@ -412,7 +412,9 @@ def every_record_is_accounted_for(harness: Harness) -> None:
 def a_generation_is_built_unseen(harness: Harness) -> None:
     """Built beside the live view, switched to in one step, and back; both can go on all the time."""
     fill_view(harness)
-    live, live_view, table = harness.sink, harness.view(), harness.table
+    live = harness.sink
+    live_view = harness.view()
+    table = harness.table
     names, build = harness.begin_generation()
     assert build.position(table) is None
     harness.topic.add("c", row("fresh", 1))

@@ -129,7 +129,8 @@ def test_beside_a_promoted_view_that_is_emptied_lies_what_it_replaced(
 ) -> None:
     """That tells a rebuild, which was killed and is resumed after a TRUNCATE, that it is promoted."""
     laws.fill_view(harness)
-    live, captured = harness.sink, harness.table
+    live = harness.sink
+    captured = harness.table
     (former,) = live.generations(captured)
     names, build = harness.begin_generation()
     name = names[harness.name]

@@ -318,10 +318,8 @@ def test_a_topic_that_is_not_there(broker: Broker, spark: "SparkSession") -> Non
 
 def test_what_is_found_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     keys = tuple(map(str, range(100)))
-    flaw, remark = (
-        row_flaw("records-incomplete/values", 123, keys),
-        row_flaw("records-unreadable", 1),
-    )
+    flaw = row_flaw("records-incomplete/values", 123, keys)
+    remark = row_flaw("records-unreadable", 1)
     damaged = Audit("public.items", "t.public.items", (flaw,), 20_000, 150, 3)
     warned = Audit("public.others", "t.public.others", (remark,), 10, 10, repaired=7)
     with pytest.raises(DivergenceError, match="1 of 2 topics") as caught:

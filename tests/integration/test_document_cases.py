@@ -556,7 +556,8 @@ def test_a_repair_waits_for_its_own_documents_only(history: History) -> None:
     library(history, BOOK_DOCS)
     history.do("INSERT INTO lib.books SELECT n FROM generate_series(1, 9) n")
     history.apply()
-    opened, view = history.sink.open_state(), history.views["book_docs"]
+    opened = history.sink.open_state()
+    view = history.views["book_docs"]
     turn, table = opened.take("run"), view_table(history.pipeline, view)
     opened.sent(turn, view.name, {"1": opened.dirty(view.name, 9)["1"]})
     with ThreadPoolExecutor(1) as pool:

@@ -304,8 +304,11 @@ def sent_in_mind(state: State, turn: Turn, view: str, marks: Mapping[str, str], 
     sent(state, turn, view, marks, *more)
 
 
-read_pending, read_dirty, climbed = State.pending, State.dirty, State.climbed
-require_turn, sent = State.require_turn, State.sent
+read_pending = State.pending
+read_dirty = State.dirty
+climbed = State.climbed
+require_turn = State.require_turn
+sent = State.sent
 
 
 def count_alone(node: Node) -> Node:

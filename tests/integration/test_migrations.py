@@ -665,7 +665,8 @@ def test_hostile_names_are_names(
     strange = ('O"dd; Schema', "T%a'ble :x \\q $cdc$\n✈ {}")
     role = f'{make_role("")}"; DROP SCHEMA cdc; --\n\\quit :x'
     requirements = SourceRequirements("shop", [strange], role)
-    conn, quoted = shop, sql.Identifier(*strange)
+    conn = shop
+    quoted = sql.Identifier(*strange)
     conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(strange[0])))
     conn.execute(sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, t text)").format(quoted))
     try:

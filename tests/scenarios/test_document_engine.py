@@ -467,7 +467,8 @@ def test_a_view_is_current_amid_the_fan_out_of_another(
 
 def noted_topics(history: History) -> set[tuple[str, str]]:
     """The views and tables where documents are noted to be as new as the state."""
-    notes, positions = history.sink.open_state().current(), history.positions
+    notes = history.sink.open_state().current()
+    positions = history.positions
     return {
         (view, table.name)
         for view, note in notes.items()

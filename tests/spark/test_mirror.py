@@ -53,7 +53,8 @@ def test_every_type_and_name_comes_back_as_the_document_that_others_hold(
     table = replace(typed, columns=(*typed.columns, *(Column(name, "text") for name in ODD)))
     names = [column.name for column in table.columns[1:]]
     values = [*(entry[1] for entry in TYPES), *(f"of {name}" for name in ODD)]
-    full, empty = dict(zip(names, values, strict=True)), dict.fromkeys(names)
+    full = dict(zip(names, values, strict=True))
+    empty = dict.fromkeys(names)
     rows = [compact({"id": key, **row}).encode() for key, row in enumerate((full, empty))]
     sink = Delta("warehouse", str(tmp_path), "shop")
     sink.prepare(table)

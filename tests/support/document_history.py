@@ -162,7 +162,8 @@ class _InterruptedState:
     """A state of which each call may end the process, before it or after it."""
 
     def __init__(self, target: Any, interrupt: Callable[[], None]) -> None:
-        self._target, self._interrupt = target, interrupt
+        self._target = target
+        self._interrupt = interrupt
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._target, name)

@@ -90,7 +90,8 @@ def test_a_restore_leads_back() -> None:
     restore = commit(5, "RESTORE", version="2")
     assert stands(restore) == LastCommit(checkpoint(2))
     assert stands(restore, commit(6, "RESTORE", version=4)) == LastCommit(checkpoint(4))
-    back, forth = commit(6, "RESTORE", version="1"), commit(7, "RESTORE", version="5")
+    back = commit(6, "RESTORE", version="1")
+    forth = commit(7, "RESTORE", version="5")
     assert stands(restore, back, forth) == LastCommit(checkpoint(2))
     assert stands(restore, commit(6, "WRITE", checkpoint(3))) == LastCommit(checkpoint(3))
     nowhere = [commit(0, "CREATE TABLE", CLEARED), *OURS[1:]]

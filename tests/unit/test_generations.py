@@ -13,7 +13,8 @@ from cdc.generations.registry import (
     Work,
 )
 
-ITEMS, ORDERS = "public.items", "public.orders"
+ITEMS = "public.items"
+ORDERS = "public.orders"
 NAME = {ITEMS: "20260101t000000000000"}
 NAMES = {**NAME, ORDERS: "20260101t000000000001"}
 

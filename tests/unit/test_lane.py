@@ -375,7 +375,8 @@ def many_rows(count: int, text: str = "x") -> Topic:
 
 def test_a_repair_names_all_that_it_rejects() -> None:
     """What isn't named would be taken for mended, and its entry closed."""
-    topic, quarantine = many_rows(REPORTED_ROWS + 5), Remembered()
+    topic = many_rows(REPORTED_ROWS + 5)
+    quarantine = Remembered()
     records = [record._replace(value=b"{") for record in raws(topic)]
     (report,) = run(lane_of(topic, Writer(), quarantine, start=len(records)), records)
     assert len(report.rejected) == report.applied.quarantined == len(records)

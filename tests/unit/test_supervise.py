@@ -40,7 +40,8 @@ class Feed:
 
     def __init__(self, name: str, *failures: Exception) -> None:
         self.sink, self.progress = SimpleNamespace(name=name), Progress(name)
-        self.failures, self.stopped = list(failures), threading.Event()
+        self.failures = list(failures)
+        self.stopped = threading.Event()
 
     def run(self, *, until_caught_up: bool = False) -> None:
         self.publish()
@@ -122,7 +123,8 @@ def runs() -> Iterator[Any]:
 
 
 def test_a_stream_that_dies_of_anything_is_reported_while_the_others_work(runs: Any) -> None:
-    bad, good = Feed("cache", ValueError(SECRET_ROW)), Feed("search")
+    bad = Feed("cache", ValueError(SECRET_ROW))
+    good = Feed("search")
     run = runs(bad, good)
     wait_until(lambda: run.state("search"), 10, "a first report")
     wait_until(lambda: run.state("cache").state == "failed", 10, "the report of the failed sink")
@@ -217,7 +219,8 @@ def test_a_stream_that_has_failed_starts_again_and_says_when_and_why(
     """The pause is long enough to be seen, the second one twice as long."""
     configure_logging()
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 1.0)
-    feed, good = Feed("cache", ValueError(SECRET_ROW), KeyError(SECRET_ROW)), Feed("search")
+    feed = Feed("cache", ValueError(SECRET_ROW), KeyError(SECRET_ROW))
+    good = Feed("search")
     began = time.time()
     run = runs(feed, good, after_error=AfterError.RESTART)
     wait_until(lambda: run.state("cache") and run.state("cache").restart_at, 5, "the failure")
