@@ -355,7 +355,7 @@ def _add_numbers(
 def _written(
     plan: StatePlan, state: State, node: Node, rows: Mapping[str, StoredRow]
 ) -> dict[str, bytes]:
-    """Return the documents of a node's rows, or what stands for them, by id."""
+    """Return the documents of a node's rows, or what takes their place, by id."""
     nested = _members(plan, state, node, rows)
     if node.flatten is not None and node.flatten not in node.columns:
         return {row_id: dict(parts).get(node.flatten, b"null") for row_id, parts in nested.items()}

@@ -11,7 +11,8 @@ return 1
 
 # KEYS: dirty set, number. ARGV: ids, a page.
 MARK_ROWS = """
-local marks, number = {}, redis.call('INCR', KEYS[2])
+local marks = {}
+local number = redis.call('INCR', KEYS[2])
 for i = 1, #ARGV do marks[2 * i - 1], marks[2 * i] = number, ARGV[i] end
 return redis.call('ZADD', KEYS[1], unpack(marks))
 """
@@ -97,7 +98,8 @@ redis.call('SREM', KEYS[4], KEYS[2])
 local marks, done = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, 4, count + 3)), {}
 for i = 1, count do
   if marks[i] and tonumber(marks[i]) == tonumber(ARGV[count + 3 + i]) then
-    local id, due = ARGV[i + 3], ARGV[2 * count + 3 + i]
+    local id = ARGV[i + 3]
+    local due = ARGV[2 * count + 3 + i]
     done[#done + 1] = id
     if due == '' then redis.call('ZREM', KEYS[5], id) else redis.call('ZADD', KEYS[5], due, id) end
   end
@@ -131,7 +133,8 @@ ADVANCE = f"{LATEST}keep_latest(KEYS[2], 3)\nreturn 'ok'"
 RIPEN = """
 local ids = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[3], 'LIMIT', 0, ARGV[4])
 if #ids == 0 then return 0 end
-local marks, number = {}, redis.call('INCR', KEYS[4])
+local marks = {}
+local number = redis.call('INCR', KEYS[4])
 for i = 1, #ids do marks[2 * i - 1], marks[2 * i] = number, ids[i] end
 redis.call('ZADD', KEYS[3], unpack(marks))
 redis.call('ZREM', KEYS[2], unpack(ids))

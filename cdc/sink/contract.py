@@ -143,7 +143,7 @@ class Sink(Applier, Protocol):
         """
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
-        """Check that a second generation of these views has room, and a place of its own. Best effort:
+        """Check that a second generation of these views has room, and its own place. Best effort:
         others may take the room meanwhile.
 
         Raises:

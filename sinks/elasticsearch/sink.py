@@ -391,7 +391,7 @@ def _prepare_for_readers(
 
 
 def _has_settings(current: Mapping[str, str], restored: Mapping[str, Any]) -> bool:
-    """Whether an index has these settings; None stands for the server's default."""
+    """Whether an index has these settings; None is the server's default."""
     return all(
         current.get(f"index.{name}") == (None if value is None else str(value).lower())
         for name, value in restored.items()

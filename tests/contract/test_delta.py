@@ -214,7 +214,7 @@ def by_time_in_spark(spark: "SparkSession", place: str, version: int) -> None:
 
 
 def just_after(place: str, version: int) -> datetime.datetime:
-    """Readers go by the time in a commit, or by that of its file, which on a busy machine is later."""
+    """Readers go by the time in a commit, or by its file's time, which on a busy machine is later."""
     file_s = Path(place, "_delta_log", f"{version:020}.json").stat().st_mtime
     commits_ms = {
         commit["version"]: commit["timestamp"] for commit in deltalake.DeltaTable(place).history()

@@ -73,7 +73,7 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
     "old bytes counted": (
         executor,
         "APPLY",
-        "bytes, count = bytes - #old, count - 1",
+        "bytes = bytes - #old",
         "",
         laws.sizes_are_those_of_the_rows,
     ),

@@ -107,7 +107,7 @@ def test_generations_are_tidied(tidied: Delta, spark: "SparkSession", unique: st
 def test_links_go_with_who_needs_them(
     spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a switch that was killed before its commit, those of what was shown and of what was kept."""
+    """What a switch left that was killed before its commit; what was shown, and what was kept."""
     monkeypatch.setattr("cdc.sinks.delta.cleanup.CLEANUP_S", 0)
     monkeypatch.setattr("cdc.sinks.delta.cleanup.ABANDONED_S", 0)
     sink = Delta("warehouse", str(tmp_path), unique)

@@ -63,9 +63,8 @@ def test_a_registered_pipeline_carries_the_snapshot_and_the_log_until_the_file_c
     assert PASSWORD not in " ".join(heard) + json.dumps(asdict(result))
 
     # With beats so fast that the old task may still beat after another configuration was accepted.
-    quick, slower = (
-        shop.pipeline.source.model_copy(update={"heartbeat_s": beat}) for beat in (0.05, 0.06)
-    )
+    quick = shop.pipeline.source.model_copy(update={"heartbeat_s": 0.05})
+    slower = shop.pipeline.source.model_copy(update={"heartbeat_s": 0.06})
     first = shop.register(source=quick)
     assert first.changed
     old_pid = pid()

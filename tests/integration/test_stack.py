@@ -1,4 +1,4 @@
-"""The embedded servers for real: started, repaired, refused, stopped; on a stack of its own to break."""
+"""The embedded servers for real: started, repaired, refused, stopped; on a stack that only these tests break."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What somebody new does in the first hour, as the documentation tells it: every command, and what it prints."""
+"""What somebody new does in the first hour, as the documentation has it: every command, and what it prints."""
 
 import os
 import sys

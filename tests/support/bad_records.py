@@ -11,7 +11,7 @@ def produce(
     records: Iterable[tuple[bytes | None, bytes | None]],
     partition: int | None = 0,
 ) -> None:
-    """Append records, as (key, value), to a partition of a topic, or each to that of its key; they
+    """Append records, as (key, value), to a partition of a topic, or each to its key's; they
     are stored on return.
 
     A compacted topic takes no record without a key, so an empty one stands for it.

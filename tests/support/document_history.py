@@ -293,7 +293,7 @@ class History:
             self.prepare()
 
     def prepare(self) -> None:
-        """Make the tables of the state ready, as a stream does; those that lack something begin anew."""
+        """Make the tables of the state ready, as a stream does; the ones that lack something start over."""
         for table in self.plan.tables:
             if self.sink.position(table) is None:
                 self.sink.clear(table)
@@ -577,7 +577,7 @@ class History:
         return [f"{view}/{row_id}" for view, row_id, _ in self.emitted]
 
     def truncate(self, name: str) -> None:
-        """Truncate a table: no record in its topic tells of it, but one of the connector's in the topic of
+        """Truncate a table: its topic gets no record of it; the connector writes one to the topic of
         TRUNCATEs.
         """
         self.connection.execute(f"TRUNCATE lib.{name}".encode())

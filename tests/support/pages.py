@@ -124,7 +124,7 @@ def broken_links(page: Path, text: str) -> Iterator[str]:
 
 
 def lost_paths(text: str) -> Iterator[str]:
-    """Files, modules and targets that are named and that there aren't. A word in capitals stands for any name."""
+    """Files, modules and targets that are named and that there aren't. A word in capitals is any name."""
     for reference in PATH.findall(text):
         path = re.sub(r"\b[A-Z]{3,}\b(?!\.)", "*", reference.rstrip("./"))
         if not any(ROOT.glob(path)):

@@ -34,13 +34,25 @@ local GS, RS, US = '\\29', '\\30', '\\31'
 local R, X, pends, views = ARGV[fixed], ARGV[fixed + 1], ARGV[fixed + 2] == '1', tonumber(ARGV[fixed + 4])
 local roots = fixed + 5
 local rows = roots + 2 * views
-local number, pending, bytes, count, changed = nil, {}, 0, 0, {}
-local clocks, refused, late = {}, {}, {}
+local number = nil
+local pending = {}
+local bytes = 0
+local count = 0
+local changed = {}
+local clocks = {}
+local refused = {}
+local late = {}
 -- What the rows' entries come to, by key: members of sets and of lists, and sums of tallies by field. Rows of
 -- one chunk often share a pane or a parent, and a call costs more than what it does.
-local added, removed, listed, unlisted, sums = {}, {}, {}, {}, {}
+local added = {}
+local removed = {}
+local listed = {}
+local unlisted = {}
+local sums = {}
 -- Ids and what is stored under them at the end, and ids of deleted rows.
-local stored, deleted, seen = {}, {}, {}
+local stored = {}
+local deleted = {}
+local seen = {}
 local function is_closed(view, time)
   if clocks[view] == nil then clocks[view] = tonumber(redis.call('HGET', ARGV[fixed + 3], view) or -math.huge) end
   return time <= clocks[view]
@@ -101,7 +113,8 @@ local function change(i)
   -- Ids that were scanned may come twice.
   if seen[id] then return end
   seen[id] = true
-  local old, new = redis.call('GET', R .. id), nil
+  local old = redis.call('GET', R .. id)
+  local new
   if row == '' then entries = '' else new = entries .. RS .. key .. RS .. row end
   if old == (new or false) then return end
   if new then
@@ -116,9 +129,13 @@ local function change(i)
     local a = string.find(old, RS, 1, true)
     before = string.sub(old, 1, a - 1)
     if not new then key = string.sub(old, a + 1, string.find(old, RS, a + 1, true) - 1) end
-    bytes, count = bytes - #old, count - 1
+    bytes = bytes - #old
+    count = count - 1
   end
-  if new then bytes, count = bytes + #new, count + 1 end
+  if new then
+    bytes = bytes + #new
+    count = count + 1
+  end
   if before ~= entries then
     local undone = {}
     refused = {}
