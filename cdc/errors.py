@@ -3,6 +3,7 @@
     CdcError
     +- Unexpected           1  no class of its own: a library's exception, a bug
     +- SettingsError        2  the pipeline file or the environment
+    |  +- SecretUnreadable     a file with a secret: it is read again at the next connection
     +- StackError           3  a server of the local stack
     +- SourceError          4  Postgres: role, publication, slot, tables
     |  +- SourceUnavailable    may come back by itself: wait and try again
@@ -70,6 +71,10 @@ class SettingsError(CdcError):
     """The pipeline file, an option or the environment is wrong."""
 
     exit_code = 2
+
+
+class SecretUnreadable(SettingsError):
+    """A file that the pipeline file refers to can't be read, or lacks what is looked for."""
 
 
 class StackError(CdcError):

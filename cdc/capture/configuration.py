@@ -13,6 +13,7 @@ from cdc.connectors.debezium import TEMPLATE, name_pattern, name_patterns
 from cdc.errors import SettingsError
 from cdc.kafka.topic_specs import MAX_MESSAGE_BYTES
 from cdc.migrations import heartbeat_query
+from cdc.model import secrets
 from cdc.model.session_settings import CATALOG_FIRST, ZONE_GUARD, session_options
 from cdc.model.table import CONTROL_TABLES, Table
 from cdc.postgres.row_query import snapshot_overrides
@@ -103,9 +104,10 @@ def _database(pipeline: Pipeline) -> dict[str, str]:
         "database.dbname": parameters.get("dbname") or parameters.get("user") or "postgres",
         "database.user": user,
     }
-    # Passed on unchanged: the worker's config providers resolve "${file:...}" and the like.
+    # What is in a file is read by the worker: Connect's own topic holds the configuration.
     if pipeline.source.replication_password:
-        config["database.password"] = pipeline.source.replication_password.get_secret_value()
+        written = pipeline.source.replication_password.get_secret_value()
+        config["database.password"] = secrets.for_worker(written)
     for name in ("sslmode", "sslrootcert"):
         if parameters.get(name):
             config[f"database.{name}"] = parameters[name]

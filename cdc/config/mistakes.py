@@ -120,10 +120,12 @@ def _settings(node: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 def reference_error(path: Path, text: str, reference: Reference) -> SettingsError:
     prefix = f"{place(path, text, reference.keys)}: {'.'.join(reference.keys)}"
     name = reference.name
+    if error := reference.unreadable:
+        return SettingsError(f"{prefix}: {error.message}", hint=error.hint)
     if name is None:
         return SettingsError(
-            f"{prefix} has {reference.text}, which is no reference to the environment.",
-            hint="write ${NAME}, or ${NAME:-default} for where it may be unset",
+            f"{prefix} has {reference.text}, which is no reference.",
+            hint="write ${NAME}, ${NAME:-default} for where it may be unset, or ${file:/path}",
         )
     stack = (
         f", or start servers that it stands for: cdc -p {path} up"

@@ -1,15 +1,19 @@
-"""Replace `${NAME}` and `${NAME:-default}` in a pipeline file by values of the environment.
+"""Replace references in a pipeline file: `${NAME}` and `${NAME:-default}` by values of the environment,
+`${file:/path}` and `${file:/path:key}` by what files hold.
 
 In:  the file's tree, an environment. Out: the tree with references replaced; `Reference`s that
 can't be.
 Invariant: `$` has no other meaning, and a text that looks like a reference without being one is
-never passed on.
+never passed on. What clients log in with keeps its references to files: see `cdc.model.secrets`.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from cdc.errors import SecretUnreadable
+from cdc.model import secrets
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 OPENED = re.compile(r"\$\{[^{}]*\}?")
@@ -23,15 +27,32 @@ STACK_VARIABLES = (
     "CDC_DOCUMENTS",
 )
 """The variables that `cdc up` sets for a pipeline file."""
+LOGINS = (
+    "dsn",
+    "password",
+    "replication_password",
+    "key_password",
+    "client_secret",
+    "token",
+    "api_key",
+)
+"""Settings whose files are read at each new connection."""
+URLS = ("url", "connect", "nodes")
+"""Settings of which user and password are read at each new connection."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference that can't be replaced, and the keys that lead to it. name: None if it isn't well-formed."""
+    """A reference that can't be replaced, and the keys that lead to it.
+
+    name: of the variable that isn't set. unreadable: why a file can't be used. Both are None if it
+    isn't well-formed.
+    """
 
     text: str
     keys: tuple[str, ...]
     name: str | None = None
+    unreadable: SecretUnreadable | None = None
 
 
 def replaced(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Reference]]:
@@ -47,7 +68,7 @@ def replaced(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Refer
 
     def filled(text: str, keys: tuple[str, ...]) -> str:
         for opening in OPENED.findall(text):
-            if not REFERENCE.fullmatch(opening):
+            if not REFERENCE.fullmatch(opening) and not secrets.REFERENCE.fullmatch(opening):
                 # Its beginning alone: a secret may stand behind it.
                 name = re.match(r"\$\{[A-Za-z_][A-Za-z0-9_]*", opening)
                 unresolved.append(Reference(f"{name[0]}..." if name else "${...}", keys))
@@ -60,6 +81,17 @@ def replaced(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Refer
                 unresolved.append(Reference(match[0], keys, name))
             return value or ""
 
-        return REFERENCE.sub(value_of, text)
+        return with_files(REFERENCE.sub(value_of, text), keys)
+
+    def with_files(text: str, keys: tuple[str, ...]) -> str:
+        setting = next((key for key in reversed(keys) if not key.isdecimal()), "")
+        try:
+            content = secrets.read(text)
+            if setting in LOGINS:
+                return text
+            return secrets.read_before_login(text) if setting in URLS else content
+        except SecretUnreadable as error:
+            unresolved.append(Reference(error.details["reference"], keys, unreadable=error))
+            return text
 
     return copy(tree, ()), unresolved

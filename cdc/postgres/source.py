@@ -16,6 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
+from cdc.model import secrets
 from cdc.model.causes import UNKNOWN, cause
 from cdc.model.position import Server
 from cdc.model.session_settings import CATALOG_FIRST, session_options, settings_since
@@ -133,9 +134,18 @@ def _shut(conn: Connection) -> None:
 
 
 def parse_dsn(dsn: str) -> dict[str, Any]:
-    """The parameters of a DSN. The SettingsError doesn't quote it, since it may hold a password."""
+    """The parameters of a DSN, with what the files of its references hold now.
+
+    The SettingsError doesn't quote it, since it may hold a password.
+    """
     try:
-        return dict(conninfo_to_dict(dsn))
+        if secrets.REFERENCE.fullmatch(dsn):
+            return dict(conninfo_to_dict(secrets.read(dsn)))
+        parameters = conninfo_to_dict(secrets.read_before_login(dsn) if "://" in dsn else dsn)
+        return {
+            name: secrets.read(value) if isinstance(value, str) else value
+            for name, value in parameters.items()
+        }
     except psycopg.ProgrammingError:
         raise SettingsError(
             "source.dsn isn't a Postgres connection string.",

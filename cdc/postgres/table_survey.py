@@ -15,7 +15,7 @@ from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TableSettings
 from cdc.config.view_settings import SCHEMA, tables_of
 from cdc.errors import SettingsError, SourceError, TableRefused
-from cdc.model import column_names, pg_types
+from cdc.model import column_names, pg_types, secrets
 from cdc.model.table import Column, Derivation, IndexOptions, Table
 from cdc.postgres import catalog, source
 from cdc.postgres.source import Connection
@@ -188,7 +188,7 @@ def requirements(pipeline: Pipeline) -> SourceRequirements:
         pipeline.pipeline,
         [(schema, name) for schema, name in pairs],
         pipeline.replication_user,
-        password.get_secret_value() if password else None,
+        secrets.read(password.get_secret_value()) if password else None,
         {entry.table: entry.key for entry in entries if entry.key},
         [entry.table for entry in entries if entry.events],
     )

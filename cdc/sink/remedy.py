@@ -20,6 +20,7 @@ from cdc.errors import (
     LogUnread,
     RecordRefused,
     RecordsGone,
+    SecretUnreadable,
     SettingsError,
     SinkBlocked,
     SinkError,
@@ -86,6 +87,8 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     # nothing else helps.
     SchemaMismatch: Remedy.STOP,
     SettingsError: Remedy.STOP,
+    # A file that is exchanged at this moment.
+    SecretUnreadable: Remedy.RETRY,
     Unexpected: Remedy.STOP,
     BaseException: Remedy.STOP,
 }

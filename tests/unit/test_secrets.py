@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from cdc.capture.configuration import configuration
 from cdc.cli import console, verbs
 from cdc.config import settings
 from cdc.errors import CdcError, SettingsError
+from cdc.model import secrets
 from cdc.model.table import Column, Table
 from cdc.model.trace import trace
+from cdc.postgres.source import parse_dsn
 from cdc.sink import factory
 from cdc.sink.contract import Sink
 from cdc.sink.remedy import classify
@@ -46,10 +49,14 @@ VERBS = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
+@pytest.fixture(params=["written in the file", "in a file of its own"])
+def file(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     path = tmp_path / "pipeline.yaml"
-    path.write_text(FILE.replace("PATH", str(tmp_path)))
+    text = FILE.replace("PATH", str(tmp_path))
+    if "own" in request.param:
+        (tmp_path / "secret").write_text(f"{SECRET}\n")
+        text = text.replace(SECRET, f"${{file:{tmp_path}/secret}}")
+    path.write_text(text)
     return path
 
 
@@ -74,7 +81,7 @@ def spoken(
 
 def assert_not_written(folder: Path) -> None:
     for path in folder.rglob("*"):
-        if path.is_file() and path.name != "pipeline.yaml":
+        if path.is_file() and path.name not in ("pipeline.yaml", "secret"):
             assert SECRET.encode() not in path.read_bytes(), path
 
 
@@ -171,3 +178,80 @@ def test_no_wrong_url_is_quoted(
     _, printed = spoken(file, "status --json", monkeypatch, capfd)
     assert printed
     assert SECRET not in printed
+
+
+def test_what_is_in_files_is_read_at_each_connection(tmp_path: Path) -> None:
+    """By every parser of a URL or a DSN that has a login, also one that would have to be escaped."""
+    secret = tmp_path / "secret"
+    reference = f"${{file:{secret}}}"
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(FILE.replace("PATH", str(tmp_path)).replace(SECRET, reference))
+    awkward = "p@ss/w:rd '%41\\#"
+    secret.write_text(awkward)
+    pipeline = settings.load(path)
+    assert parse_dsn(pipeline.source.dsn)["password"] == awkward
+    secret.write_text("changed")
+    assert parse_dsn(pipeline.source.dsn)["password"] == "changed"
+    assert parse_dsn(f"host=db password={reference}")["password"] == "changed"
+    secret.write_text("postgresql://owner:whole@db/shop")
+    assert parse_dsn(reference)["password"] == "whole"
+    assert awkward not in repr(pipeline)
+    assert "changed" not in repr(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "key", "expected"),
+    [
+        ("plain", "a secret\r\n", "", "a secret"),
+        ("properties", "# first\nother = 1\npg.password: s=cr\\\\t\n", ":pg.password", "s=cr\\t"),
+        ("json", '{"other": 1, "password": "s\\u00fcss"}', ":password", "süss"),
+    ],
+)
+def test_forms_of_secrets(tmp_path: Path, name: str, content: str, key: str, expected: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert secrets.read(f"<${{file:{tmp_path / name}{key}}}>") == f"<{expected}>"
+
+
+@pytest.mark.parametrize(
+    ("content", "key", "words"),
+    [
+        (None, "", "can't be read: No such file or directory"),
+        (b"\xff", "", "can't be read: it isn't text in UTF-8"),
+        (b"\n", "", "is empty"),
+        (b"other=hunter2", ":password", "the file has no such key"),
+        (b'{"password": 1}', ":password", "the file has no such key"),
+        (b"{hunter2", ":password", "the file has no such key"),
+    ],
+)
+def test_a_secret_that_cant_be_read_is_named_with_its_line(
+    tmp_path: Path, content: bytes | None, key: str, words: str
+) -> None:
+    secret = tmp_path / "secret"
+    if content is not None:
+        secret.write_bytes(content)
+    path = tmp_path / "pipeline.yaml"
+    reference = f"${{file:{secret}{key}}}"
+    written = FILE.replace("PATH", str(tmp_path)).replace(
+        f"_password: {SECRET}", f"_password: {reference}"
+    )
+    path.write_text(written)
+    with pytest.raises(SettingsError) as caught:
+        settings.load(path)
+    assert f"{path}:4: source.replication_password: {reference}" in str(caught.value)
+    assert words in str(caught.value)
+    assert SECRET not in f"{caught.value} {caught.value.hint}"
+
+
+def test_the_connectors_password_is_read_by_the_worker(tmp_path: Path) -> None:
+    """Its configuration is in Connect's topic, and whoever asks the worker gets it."""
+    for reference, expected in (
+        (f"${{file:{tmp_path}/pg}}", f"${{directory:{tmp_path}:pg}}"),
+        (f"${{file:{tmp_path}/pg:password}}", f"${{file:{tmp_path}/pg:password}}"),
+    ):
+        (tmp_path / "pg").write_text("password=hunter2")
+        path = tmp_path / "pipeline.yaml"
+        written = FILE.replace("PATH", str(tmp_path))
+        path.write_text(written.replace(f"_password: {SECRET}", f"_password: {reference}"))
+        config = configuration(settings.load(path), tables=[TABLE], server_version=180000)
+        assert config["database.password"] == expected
+        assert SECRET not in str(config)
