@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpx
 from tenacity import (
@@ -23,6 +23,9 @@ from tenacity import (
 )
 
 from cdc.errors import ConnectorError
+from cdc.model import secrets
+from cdc.model.causes import cause
+from cdc.model.login import Login, login_of, ssl_context
 
 TIMEOUT_S = 10.0
 """Seconds to wait for an answer. Checking a configuration connects to Postgres, which may be slow
@@ -31,6 +34,14 @@ to fail.
 REBALANCE_S = 30.0
 """Seconds that a rebalance of the workers, or stopping a connector, may take."""
 TRACE_CHARACTERS = 300
+UNAUTHORIZED = (401, 403)
+TLS_HINTS = {
+    "trust": "name the certificate of its CA in the pipeline file: connect: {url: ..., ca: FILE}",
+    "certificate": "write the host name of its certificate in `connect`, or renew the certificate",
+    "client": "name a client's certificate in the pipeline file: connect: {url: ..., certificate: FILE, key: FILE}",
+    "plain": "write http:// in `connect`, or the port at which it has TLS",
+}
+"""Hints by the kind of a `Cause`."""
 SECRET = re.compile(r"password|secret|token|credential|jaas", re.IGNORECASE)
 IN_TEXT = re.compile(
     r"(?i)(password\"?\s*[=:]\s*)(\"[^\"]*\"|[^\s,;&]+)|(://[^/\s:@]*:)[^@\s]+(?=@)"
@@ -64,9 +75,24 @@ class ConnectorState:
 
 
 @cache
-def _certificates() -> ssl.SSLContext:
+def _system_authorities() -> ssl.SSLContext:
     """Read the certificates once in a process: that takes longer than a request."""
-    return httpx.create_ssl_context()
+    return ssl.create_default_context()
+
+
+def _context(login: Login) -> ssl.SSLContext:
+    return ssl_context(login) if login.ca or login.certificate else _system_authorities()
+
+
+def _authorization(url: str) -> dict[str, Any]:
+    """Return httpx' arguments for a user or a token, by what files hold now."""
+    login = login_of(url)
+    parts = urlsplit(url)
+    user = login.user or unquote(parts.username or "")
+    password = login.password or unquote(parts.password or "")
+    if login.token:
+        return {"headers": {"authorization": f"Bearer {secrets.read(login.token)}"}}
+    return {"auth": (user, secrets.read(password))} if user or password else {}
 
 
 class Connect:
@@ -81,8 +107,12 @@ class Connect:
                 "`connect` isn't a URL.", hint="write it as http://host:8083 in the pipeline file"
             )
         self.server = f"{parts.hostname}:{parts.port or parts.scheme}"
-        verify = parts.scheme == "https" and _certificates()
-        self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S, verify=verify)
+        self._client = httpx.Client(
+            base_url=parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
+            timeout=TIMEOUT_S,
+            verify=parts.scheme == "https" and _context(login_of(url)),
+            **_authorization(url),
+        )
 
     def __enter__(self) -> "Connect":
         return self
@@ -226,10 +256,14 @@ class Connect:
         try:
             return self._client.request(method, path, json=dict(body) if body is not None else None)
         except httpx.HTTPError as error:
+            why = cause(str(error))
             raise ConnectorError(
-                f"Kafka Connect at {self.server} can't be reached: {type(error).__name__}.",
+                f"Kafka Connect at {self.server} can't be reached{str(why) or f': {type(error).__name__}'}.",
                 finding_key="connect-unreachable",
-                hint="check `connect` in the pipeline file; the local stack is started by: cdc -p FILE up",
+                hint=TLS_HINTS.get(
+                    why.kind,
+                    "check `connect` in the pipeline file; the local stack is started by: cdc -p FILE up",
+                ),
                 server=self.server,
             ) from None
 
@@ -238,6 +272,13 @@ class Connect:
             text = str(response.json()["message"])
         except (ValueError, KeyError, TypeError):
             text = response.reason_phrase
+        if response.status_code in UNAUTHORIZED:
+            return ConnectorError(
+                f"Kafka Connect at {self.server} refuses the user or the token (status {response.status_code}).",
+                finding_key="connect-unreachable",
+                hint="check user and password, or token, of `connect` in the pipeline file",
+                server=self.server,
+            )
         missing = "the worker lacks the plugin or the connector: GET /connector-plugins and /connectors show which"
         return ConnectorError(
             f"Kafka Connect at {self.server} answers {response.status_code}: {redacted(text, config)}",

@@ -23,11 +23,13 @@ from cdc.config import mistakes
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.references import replaced
 from cdc.config.section import Section, Web
+from cdc.config.server_settings import Connect, ConnectSettings, Kafka, KafkaSettings
 from cdc.config.sink_kinds import SinkSettings, kinds
 from cdc.config.source_settings import Source, TableSettings, shared_names
 from cdc.config.view_settings import SCHEMA, AnyView, ViewName, check_views
 from cdc.config.view_settings import STATE as STATE_NAME
 from cdc.errors import SettingsError
+from cdc.model.login import Address
 
 NAME = r"^[a-z][a-z0-9_]{0,47}$"
 SinkName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
@@ -102,10 +104,16 @@ class Pipeline(Section):
     state: SinkSettings | None = Field(default=None, description=STATE)
     views: dict[ViewName, AnyView] = {}
     """Documents of several tables, by a name of your own."""
-    kafka: str = Field(default="${CDC_KAFKA}", examples=["localhost:9092"])
-    """A broker, host:port."""
-    connect: Web = Field(default="${CDC_CONNECT}", examples=["http://localhost:8083"])
-    """Kafka Connect's REST interface."""
+    kafka_settings: Kafka = Field(
+        default=KafkaSettings(brokers="${CDC_KAFKA}"), alias="kafka", examples=["localhost:9092"]
+    )
+    """Kafka: a broker, host:port, or settings."""
+    connect_settings: Connect = Field(
+        default=ConnectSettings.model_construct(url="${CDC_CONNECT}"),
+        alias="connect",
+        examples=["http://localhost:8083"],
+    )
+    """Kafka Connect's REST interface: its URL, or settings."""
     notify: tuple[NotifySettings, ...] = ()
     """Who is notified of trouble."""
     delete_retention_hours: float = Field(default=168.0, gt=0)
@@ -185,8 +193,17 @@ class Pipeline(Section):
             ValidationError: of `file_model()`, whose fields show what would be accepted.
         """
         checked = file_model().model_validate(tree, context={"folder": folder} if folder else None)
-        values = {name: getattr(checked, name) for name in cls.model_fields}
-        return cls.model_construct(checked.model_fields_set, **values)
+        return cls.model_construct(checked.model_fields_set, **dict(checked))
+
+    @property
+    def kafka(self) -> Address:
+        """The brokers, and how clients log in."""
+        return self.kafka_settings.address
+
+    @property
+    def connect(self) -> Address:
+        """Kafka Connect's REST interface, and how clients log in."""
+        return self.connect_settings.address
 
     _listed: tuple[TableSettings, ...] | None = PrivateAttr(None)
     _file: tuple[Path, str] | None = PrivateAttr(None)

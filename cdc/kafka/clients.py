@@ -6,6 +6,7 @@ Invariant: this is the one import of the library in the project.
 
 import logging
 import socket
+import ssl
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,10 @@ from typing import Any
 
 from cdc.errors import ConnectorError, KafkaUnavailable, RecordRefused
 from cdc.kafka.log_refusals import forbidden
+from cdc.kafka.login import TLS_HINTS, TokenRefused, login_refusal, tokens
+from cdc.model import secrets
+from cdc.model.causes import PLAIN, UNKNOWN, cause
+from cdc.model.login import Login, login_of, ssl_context
 
 # kafka-python reads its schemas through a function that Python 3.11 deprecates, and 3.13 brings
 # back.
@@ -22,6 +27,10 @@ with warnings.catch_warnings():
     import kafka.admin
     import kafka.errors
     from kafka.net.compat import KafkaNetClient
+    from kafka.net.sasl import register_sasl_mechanism
+    from kafka.net.sasl.oauth import AbstractTokenProvider
+    from kafka.net.sasl.plain import SaslMechanismPlain
+    from kafka.net.sasl.scram import SaslMechanismScram
 
 # It also logs every failed connection attempt as an error of its own; ours says it once.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -33,6 +42,61 @@ OVERHEAD_BYTES = 100
 """What the client adds at most to key and value of a record that is alone in its request."""
 PAUSE_MS = 10
 """How long a client sleeps that doesn't know yet where a topic is; 100 by default."""
+
+
+class _Plain(SaslMechanismPlain):  # type: ignore[misc]
+    """Reads the password at each connection: the library would keep it for as long as the client."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**_with_password(config))
+
+
+class _Scram(SaslMechanismScram):  # type: ignore[misc]
+    """The same for SCRAM."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**_with_password(config))
+
+
+def _with_password(config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, "sasl_plain_password": secrets.read(config["sasl_plain_password"])}
+
+
+register_sasl_mechanism("PLAIN", _Plain, overwrite=True)
+for _mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+    register_sasl_mechanism(_mechanism, _Scram, overwrite=True)
+
+
+class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
+    def __init__(self, login: Login) -> None:
+        super().__init__()
+        self._login = login
+
+    def token(self) -> str:
+        return tokens(self._login).token()
+
+
+def connection_settings(brokers: str) -> dict[str, Any]:
+    """Return the settings of this library by which a client finds the brokers and logs in."""
+    login = login_of(brokers)
+    settings: dict[str, Any] = {"bootstrap_servers": str(brokers)}
+    if login.protocol == "PLAINTEXT":
+        return settings
+    settings["security_protocol"] = login.protocol
+    if login.uses_tls:
+        settings |= {
+            "ssl_cafile": login.ca,
+            "ssl_certfile": login.certificate,
+            "ssl_keyfile": login.key,
+            "ssl_password": secrets.read(login.key_password) if login.key_password else None,
+        }
+    if login.uses_sasl:
+        settings["sasl_mechanism"] = login.mechanism
+    if login.mechanism == "OAUTHBEARER":
+        settings["sasl_oauth_token_provider"] = _TokenProvider(login)
+    elif login.uses_sasl:
+        settings |= {"sasl_plain_username": login.user, "sasl_plain_password": login.password}
+    return settings
 
 
 def quick_client(**settings: Any) -> KafkaNetClient:
@@ -54,7 +118,7 @@ def open_producer(
     at most.
     """
     return kafka.KafkaProducer(
-        bootstrap_servers=bootstrap,
+        **connection_settings(bootstrap),
         kafka_client=quick_client,
         max_block_ms=patience_ms,
         max_request_size=LARGEST_BYTES,
@@ -87,7 +151,6 @@ FINAL = (
     kafka.errors.UnsupportedVersionError,
     kafka.errors.InvalidTopicError,
     kafka.errors.PolicyViolationError,
-    kafka.errors.SaslAuthenticationFailedError,
     kafka.errors.IllegalSaslStateError,
     kafka.errors.UnsupportedSaslMechanismError,
 )
@@ -116,10 +179,10 @@ def translated_errors(
         yield
     except (kafka.errors.KafkaError, OSError, ValueError) as error:
         # What a producer sends after a refusal fails with a general error that carries the refusal.
-        for cause in (error, *error.args):
-            if isinstance(cause, kafka.errors.AuthorizationError):
-                kind = RESOURCES.get(type(cause), "topic")
-                subject = {"topic": _names(cause), "cluster": "kafka-cluster"}.get(kind, name)
+        for refusal in (error, *error.args):
+            if isinstance(refusal, kafka.errors.AuthorizationError):
+                kind = RESOURCES.get(type(refusal), "topic")
+                subject = {"topic": _names(refusal), "cluster": "kafka-cluster"}.get(kind, name)
                 raise forbidden(bootstrap, operation, subject, kind) from error
         if isinstance(error, FINAL):
             raise ConnectorError(
@@ -127,15 +190,40 @@ def translated_errors(
                 hint="look at the broker's log, then: cdc -p FILE doctor",
                 server=bootstrap,
             ) from error
-        if isinstance(error, kafka.errors.KafkaTimeoutError | kafka.errors.RequestTimedOutError):
+        is_late = isinstance(
+            error, kafka.errors.KafkaTimeoutError | kafka.errors.RequestTimedOutError
+        )
+        is_refusal = isinstance(error, kafka.errors.SaslAuthenticationFailedError)
+        if (is_late or is_refusal) and (problem := login_refusal(bootstrap)):
+            raise problem from error
+        if is_late:
             raise KafkaUnavailable(
                 f"Kafka at {bootstrap} answers too late: {type(error).__name__}.",
-                hint="it is busy or away: the same command again goes on; a local stack is started by: cdc -p FILE up",
+                hint="it is busy or away, or its port needs another `protocol`: the same command again goes on;"
+                " a local stack is started by: cdc -p FILE up",
                 server=bootstrap,
             ) from error
+        if isinstance(error, TokenRefused):
+            raise KafkaUnavailable(
+                f"No token for Kafka at {bootstrap}: {error}.",
+                hint="check token_url, client_id, client_secret and scope of `kafka` in the pipeline file",
+                server=bootstrap,
+            ) from error
+        why = cause(str(error)) if isinstance(error, OSError) else UNKNOWN
+        if (
+            isinstance(error, ssl.SSLEOFError | ConnectionResetError)
+            and login_of(bootstrap).uses_tls
+        ):
+            # A broker without TLS takes a handshake for a request that is too large, and hangs up.
+            why = PLAIN
         raise KafkaUnavailable(
-            f"Kafka at {bootstrap} can't be reached or refuses: {type(error).__name__}.",
-            hint="check `kafka` in the pipeline file; the local stack is started by: cdc -p FILE up",
+            f"Kafka at {bootstrap} can't be reached{why}."
+            if why.kind
+            else f"Kafka at {bootstrap} can't be reached or refuses: {type(error).__name__}.",
+            hint=TLS_HINTS.get(
+                why.kind,
+                "check `kafka` in the pipeline file; the local stack is started by: cdc -p FILE up",
+            ),
             server=bootstrap,
         ) from error
 
@@ -147,14 +235,21 @@ def _names(error: kafka.errors.AuthorizationError) -> str:
 
 
 def check_reachable(bootstrap: str) -> None:
-    """Raise OSError if no server listens: a client that can't start leaves sockets and a thread
-    behind.
+    """Raise OSError if no broker can be reached or trusted, or if there is no token to log in with: a
+    client that can't start leaves sockets and a thread behind, and doesn't say why.
     """
+    login = login_of(bootstrap)
+    if login.mechanism == "OAUTHBEARER":
+        tokens(login).token()
+    context = ssl_context(login) if login.uses_tls else None
     refusal: OSError = ConnectionRefusedError(bootstrap)
     for server in bootstrap.split(","):
         host, _, port = server.strip().rpartition(":")
+        host = host.strip("[]")
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_MS / 1000):
+            with socket.create_connection((host, int(port)), TIMEOUT_MS / 1000) as connection:
+                if context:
+                    context.wrap_socket(connection, server_hostname=host).close()
                 return
         except OSError as error:
             refusal = error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc.errors import ConnectorError, KafkaUnavailable
 from cdc.kafka.log_refusals import forbidden, is_hidden, missing_topic
+from cdc.kafka.login import for_librdkafka
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -87,7 +88,7 @@ class LogEnds:
         client = self._admin
         if client is None:
             client = self._admin = admin.AdminClient(
-                {"bootstrap.servers": self._bootstrap, **SETTINGS}
+                {**for_librdkafka(self._bootstrap), **SETTINGS}
             )
         answers = client.list_offsets(
             wanted,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.errors import ConnectorError, LogUnread, RecordsGone
 from cdc.kafka.log_refusals import forbidden, is_hidden
+from cdc.kafka.login import for_librdkafka
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -119,7 +120,7 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
     from confluent_kafka import TopicPartition
 
     is_bulk = sum(asked.size for asked in ranges) > BULK
-    consumer, admin = _clients_of(bootstrap, is_bulk)
+    _, consumer, admin = _clients_of(bootstrap, is_bulk)
     topic_ids = {asked.topic: asked.topic_id for asked in ranges if asked.topic_id}
     held: list[Block] = []
     held_at = time.monotonic()
@@ -163,6 +164,7 @@ class _Clients(NamedTuple):
     nothing.
     """
 
+    login: Mapping[str, Any]
     consumer: "Consumer"
     admin: "AdminClient"
 
@@ -178,13 +180,17 @@ def _clients_of(bootstrap: str, is_bulk: bool) -> _Clients:
     from confluent_kafka.admin import AdminClient
 
     key = bootstrap, os.getpid(), is_bulk
-    if key not in _clients:
+    login = for_librdkafka(bootstrap)
+    kept = _clients.get(key)
+    # What is in files may have changed: the clients go by what it was when they were made.
+    if kept and kept.login != login:
+        kept.consumer.close()
+        kept = None
+    if kept is None:
         settings = BULK_SETTINGS if is_bulk else SETTINGS
-        _clients[key] = _Clients(
-            Consumer({"bootstrap.servers": bootstrap, **settings}),
-            AdminClient({"bootstrap.servers": bootstrap, **ADMIN_SETTINGS}),
-        )
-    return _clients[key]
+        consumer = Consumer({**login, **settings})
+        kept = _clients[key] = _Clients(login, consumer, AdminClient({**login, **ADMIN_SETTINGS}))
+    return kept
 
 
 def _require_topics(admin: "AdminClient", topic_ids: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError, KafkaForbidden, TopicMissing
+from cdc.model.login import login_of
 from cdc.model.position import Distance, Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Table
 
@@ -206,10 +207,12 @@ def forbidden(bootstrap: str, operation: str, name: str, kind: str = "topic") ->
     kafka-acls.sh; a kind is `topic`, `group`, `transactional-id` or `cluster`.
     """
     resource = "--cluster" if kind == "cluster" else f"--{kind} {name}"
+    login = login_of(bootstrap)
+    # The broker's rules make the principal of a certificate.
+    principal = "ANONYMOUS" if login.protocol == "PLAINTEXT" else login.user or "PRINCIPAL"
     return KafkaForbidden(
         f"Kafka's ACLs don't allow {operation} on the {kind.replace('-', ' ')} {name}.",
-        # Without SASL, which the pipeline doesn't use, everyone is User:ANONYMOUS.
-        hint=f"kafka-acls.sh --bootstrap-server {bootstrap} --add --allow-principal User:ANONYMOUS"
+        hint=f"kafka-acls.sh --bootstrap-server {bootstrap} --add --allow-principal User:{principal}"
         f" --operation {operation} {resource}; an ACL that denies it has to go, too",
         topic=name if kind == "topic" else None,
     )

@@ -19,6 +19,7 @@ from cdc.kafka.clients import (
     TIMEOUT_MS,
     await_written,
     check_reachable,
+    connection_settings,
     kafka,
     open_producer,
     quick_client,
@@ -122,7 +123,7 @@ class Records:
         if self._consumer is None:
             check_reachable(self._bootstrap)
             self._consumer = kafka.KafkaConsumer(
-                bootstrap_servers=self._bootstrap,
+                **connection_settings(self._bootstrap),
                 kafka_client=quick_client,
                 bootstrap_timeout_ms=TIMEOUT_MS,
                 request_timeout_ms=TIMEOUT_MS,

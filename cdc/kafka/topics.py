@@ -15,7 +15,13 @@ from typing import Any
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from cdc.errors import ConnectorError
-from cdc.kafka.clients import TIMEOUT_MS, check_reachable, kafka, translated_errors
+from cdc.kafka.clients import (
+    TIMEOUT_MS,
+    check_reachable,
+    connection_settings,
+    kafka,
+    translated_errors,
+)
 from cdc.kafka.log_refusals import forbidden, missing_topic
 from cdc.kafka.records import Isolation, Record, RecordAddress, Records
 from cdc.model.position import Position
@@ -46,7 +52,7 @@ class Topics:
         with self._errors():
             check_reachable(bootstrap)
             self._admin = kafka.KafkaAdminClient(
-                bootstrap_servers=bootstrap,
+                **connection_settings(bootstrap),
                 bootstrap_timeout_ms=TIMEOUT_MS,
                 request_timeout_ms=TIMEOUT_MS,
             )

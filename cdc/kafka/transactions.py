@@ -17,6 +17,7 @@ from cdc.kafka.clients import (
     TIMEOUT_MS,
     await_written,
     check_reachable,
+    connection_settings,
     kafka,
     open_producer,
     translated_errors,
@@ -190,7 +191,10 @@ def find_open(bootstrap: str, ending: str, topics: str) -> list[OpenTransaction]
     Raises:
         KafkaUnavailable: the broker can't be reached, or refuses.
     """
-    with translated_errors(bootstrap), kafka.KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
+    with (
+        translated_errors(bootstrap),
+        kafka.KafkaAdminClient(**connection_settings(bootstrap)) as admin,
+    ):
         listed = [entry for entries in admin.list_transactions().values() for entry in entries]
         names = [
             entry.transactional_id

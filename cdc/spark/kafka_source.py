@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 
+from cdc.kafka.login import for_java
 from cdc.model.position import Position
 
 FETCH_OPTIONS = {
@@ -25,7 +26,7 @@ FETCH_OPTIONS = {
 
 def reader_options(bootstrap: str) -> dict[str, str]:
     """Return options of Spark's Kafka source: the broker, and how records are fetched."""
-    return {"kafka.bootstrap.servers": bootstrap, **FETCH_OPTIONS}
+    return {**for_java(bootstrap, "kafka."), **FETCH_OPTIONS}
 
 
 def read_until(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]) -> DataFrame:

@@ -118,7 +118,7 @@ def test_what_pages_show_of_a_file_is_accepted(tmp_path: Path, block: str) -> No
         ("exclude: [note]", "exclude: note", 6, "source.tables.1.exclude: a list is needed: [a, b]", ""),
         ("  dsn: ${DSN}", "  dsn:", 5, "source.dsn: is empty", "for example: dsn: postgresql://owner"),
         ("http://localhost:9200", "localhost:9200", 8, "sinks.search.url: needs http:// or https://", "http://local"),
-        ("http://localhost:8083", "localhost:8083", 3, "connect: needs http:// or https://", "http://localhost:9"),
+        ("http://localhost:8083", "localhost:8083", 3, "connect.url: needs http:// or https://", "http://localhost:9"),
         (
             "redis://localhost", "localhost:6379", 9, "sinks.cache.url: needs redis://, rediss:// or unix://",
             "redis://l",
