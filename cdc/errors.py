@@ -3,7 +3,7 @@
     CdcError
     +- Unexpected           1  no class of its own: a library's exception, a bug
     +- SettingsError        2  the pipeline file or the environment
-    |  +- SecretUnreadable     a file with a secret: it is read again at the next connection
+    +- SecretUnreadable     2  a file with a secret: it is read again at the next connection
     +- StackError           3  a server of the local stack
     +- SourceError          4  Postgres: role, publication, slot, tables
     |  +- SourceUnavailable    may come back by itself: wait and try again
@@ -73,8 +73,10 @@ class SettingsError(CdcError):
     exit_code = 2
 
 
-class SecretUnreadable(SettingsError):
+class SecretUnreadable(CdcError):
     """A file that the pipeline file refers to can't be read, or lacks what is looked for."""
+
+    exit_code = 2
 
 
 class StackError(CdcError):

@@ -54,6 +54,7 @@ def configuration(
         "slot.name": name,
         "publication.name": name,
         "table.include.list": name_patterns(captured),
+        "topic.heartbeat.prefix": pipeline.debezium_prefix,
         "heartbeat.interval.ms": str(int(pipeline.source.heartbeat_s * 1000)),
         "heartbeat.action.query": heartbeat_query(name),
         "unavailable.value.placeholder": placeholder(name, cluster_id),

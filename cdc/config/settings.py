@@ -267,6 +267,13 @@ class Pipeline(Section):
         return self.topic("cdc.heartbeat")
 
     @property
+    def debezium_prefix(self) -> str:
+        """The name of the connector's own heartbeat topic, up to its last dot. Like all topics it begins with
+        the pipeline's name, by which rights are given.
+        """
+        return self.topic("cdc.debezium")
+
+    @property
     def quarantine_topic(self) -> str:
         """The topic of records that can't be applied, see `cdc.quarantine`."""
         return f"{self.pipeline}.quarantine"

@@ -127,9 +127,11 @@ class LogEnds:
             KafkaError._UNKNOWN_TOPIC,
             KafkaError._NOENT,
         ):
-            if is_hidden(client, place.topic):
+            hidden = is_hidden(client, place.topic)
+            if hidden:
                 return forbidden(self._bootstrap, "Describe", place.topic)
-            return missing_topic(place.topic)
+            if hidden is False:
+                return missing_topic(place.topic)
         return KafkaUnavailable(
             f"Kafka at {self._bootstrap} doesn't answer for {place.topic}: {name}.",
             hint="no action needed; retried automatically",

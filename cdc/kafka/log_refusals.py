@@ -218,16 +218,16 @@ def forbidden(bootstrap: str, operation: str, name: str, kind: str = "topic") ->
     )
 
 
-def is_hidden(client: Any, topic: str) -> bool:
+def is_hidden(client: Any, topic: str) -> bool | None:
     """Whether ACLs hide a topic from a client of librdkafka, for which it is as one that doesn't
-    exist.
+    exist. None if the brokers don't answer: then the topic may be there.
     """
     from confluent_kafka import KafkaError, KafkaException
 
     try:
         error = client.list_topics(topic, timeout=METADATA_S).topics[topic].error
     except KafkaException:
-        return False
+        return None
     return error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 

@@ -42,7 +42,7 @@ def topic_specs(pipeline: Pipeline) -> dict[str, int]:
         **tables,
         **views,
         **control,
-        f"__debezium-heartbeat.{pipeline.pipeline}": 1,
+        f"{pipeline.debezium_prefix}.{pipeline.pipeline}": 1,
         **dict.fromkeys(internal, 1),
     }
 

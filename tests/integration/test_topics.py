@@ -103,7 +103,7 @@ def test_what_is_missing_is_created(
         f"{unique}.cdc.truncation": 1,
         f"{unique}.cdc.ddl": 1,
         f"{unique}.cdc.signal": 1,
-        f"__debezium-heartbeat.{unique}": 1,
+        f"{unique}.cdc.debezium.{unique}": 1,
         f"{unique}.quarantine": 1,
         f"{unique}.settings": 1,
         f"{unique}.registered": 1,

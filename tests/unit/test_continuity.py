@@ -38,7 +38,7 @@ def judge(
         # `topics renew` takes none of the pipeline's own.
         ("shop.quarantine", 2, "compact", "cdc -p FILE register"),
         ("shop.cdc.heartbeat", 1, "delete", "cdc -p FILE register"),
-        ("__debezium-heartbeat.shop", 2, "compact", "cdc -p FILE register"),
+        ("shop.cdc.debezium.shop", 2, "compact", "cdc -p FILE register"),
         ("shop.cdc.truncation", 2, "compact", "cdc -p FILE register --new-snapshot"),
         ("shop.cdc.ddl", 1, "delete", "cdc -p FILE register --new-snapshot"),
     ],
