@@ -25,7 +25,7 @@ HEAD = """\
 # Settings
 
 Every setting of a pipeline file. Made from the code by `python -m docs.generate`; a test compares them.
-`${NAME}` stands for an environment variable, `${NAME:-value}` for one that may be lacking.
+`${NAME}` is an environment variable, `${NAME:-value}` one that may be missing, `${file:/path}` what a file holds.
 """
 SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The file", Pipeline),

@@ -242,7 +242,7 @@ class SecuredConnect:
         wait_until(self._is_ready, START_S, lambda: last_lines(self._dirs.log))
 
     def _is_ready(self) -> bool:
-        assert self._running.poll() is None, last_lines(self._dirs.log)
+        assert self._running.find(), last_lines(self._dirs.log)
         login = Login(
             ca=str(self._broker.authority.ca),
             certificate=str(self._broker.certificate),
