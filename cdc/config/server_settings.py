@@ -103,6 +103,23 @@ class KafkaSettings(TlsSettings):
     scope: str | None = None
     """The scope of the tokens, where their server needs one."""
 
+    replication_factor: int | None = Field(default=None, ge=1, examples=[3])
+    """How many copies the topics get that `register` makes: as many as the brokers' default when None."""
+    min_insync_replicas: int | None = Field(default=None, ge=1, examples=[2])
+    """How many copies have to have a record before it counts as written: the brokers' default when None."""
+
+    @model_validator(mode="after")
+    def _check_copies(self) -> "KafkaSettings":
+        copies = self.replication_factor
+        least = self.min_insync_replicas
+        if copies and least and least >= copies > 1:
+            raise InvalidSetting(
+                "has to be less than replication_factor: nothing could be written while one copy is away",
+                f"min_insync_replicas: {copies - 1}",
+                ("min_insync_replicas",),
+            )
+        return self
+
     @model_validator(mode="after")
     def _check_login(self) -> "KafkaSettings":
         uses_sasl = self.protocol.startswith("SASL")

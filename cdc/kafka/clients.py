@@ -151,6 +151,7 @@ FINAL = (
     kafka.errors.UnsupportedVersionError,
     kafka.errors.InvalidTopicError,
     kafka.errors.PolicyViolationError,
+    kafka.errors.InvalidReplicationFactorError,
     kafka.errors.IllegalSaslStateError,
     kafka.errors.UnsupportedSaslMechanismError,
 )
@@ -187,7 +188,9 @@ def translated_errors(
         if isinstance(error, FINAL):
             raise ConnectorError(
                 f"Kafka at {bootstrap} refuses: {type(error).__name__}.",
-                hint="look at the broker's log, then: cdc -p FILE doctor",
+                hint="kafka.replication_factor is more than the brokers that are there"
+                if isinstance(error, kafka.errors.InvalidReplicationFactorError)
+                else "look at the broker's log, then: cdc -p FILE doctor",
                 server=bootstrap,
             ) from error
         is_late = isinstance(

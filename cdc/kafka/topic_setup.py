@@ -29,7 +29,9 @@ def ensure_topics(broker: Topics, pipeline: Pipeline) -> dict[str, bool]:
     settings = topic_settings(pipeline, topics)
     with translated_errors(broker.bootstrap):
         shapes = Ledger(pipeline, broker).read().original_shapes
-        existing = retry_briefly(*UNSETTLED)(_create_missing, broker, topics, settings, shapes)
+        existing = retry_briefly(*UNSETTLED)(
+            _create_missing, broker, pipeline, topics, settings, shapes
+        )
         broker.alter(
             {topic: dict(settings[topic].items() - existing[topic].items()) for topic in existing}
         )
@@ -44,7 +46,7 @@ def ensure_topic(broker: Topics, pipeline: Pipeline, topic: str) -> None:
     with translated_errors(broker.bootstrap):
         topics = {topic: topic_specs(pipeline)[topic]}
         settings = topic_settings(pipeline, topics)
-        retry_briefly(*UNSETTLED)(_create_missing, broker, topics, settings, {})
+        retry_briefly(*UNSETTLED)(_create_missing, broker, pipeline, topics, settings, {})
 
 
 def check_topics(broker: Topics, pipeline: Pipeline) -> None:
@@ -120,6 +122,7 @@ def _save_shapes(
 
 def _create_missing(
     broker: Topics,
+    pipeline: Pipeline,
     topics: Mapping[str, int],
     settings: Mapping[str, Mapping[str, str]],
     original: Mapping[str, TopicShape],
@@ -137,6 +140,8 @@ def _create_missing(
     shapes = {
         topic: {
             "num_partitions": count,
+            # -1 is the brokers' default.
+            "replication_factor": pipeline.kafka_settings.replication_factor or -1,
             "configs": {"cleanup.policy": "compact", **settings[topic]},
         }
         for topic, count in topics.items()

@@ -67,6 +67,8 @@ def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[
         # A record in quarantine is a third longer than it was.
         "max.message.bytes": str(2 * MAX_MESSAGE_BYTES),
     }
+    if least := pipeline.kafka_settings.min_insync_replicas:
+        settings["min.insync.replicas"] = str(least)
     followed = {
         **settings,
         "delete.retention.ms": str(max(retention_ms, RETENTION_MS)),

@@ -88,6 +88,7 @@ DECISIONS: Mapping[str, str] = {
     "plugin-unfit/loses-rows": "Put a newer version into plugin.path, and restart the worker.",
     "topic-copies/leaderless": "Bring the brokers back that hold their copies.",
     "topic-copies/out-of-sync": "Bring the broker back that holds the other copy.",
+    "topic-copies/fewer": "Reassign its partitions, or correct kafka.replication_factor in the file.",
     "topic-copies/single": "Decide how many brokers may be lost, and reassign its partitions.",
     "setting-differs/min.insync.replicas=all": "Lower min.insync.replicas, or add a copy.",
     "setting-differs/min.insync.replicas=1": (
@@ -348,6 +349,7 @@ DOCTOR: Mapping[str, Kind] = {
                 "topic-copies/out-of-sync": "The next broker that fails may stop the log, or lose some of it.",
             },
             ("warning", LOG, ConnectorError): {
+                "topic-copies/fewer": "Fewer brokers may fail than the file says.",
                 "topic-copies/single": "With that broker's disk the log is gone.",
             },
             ("down", APPLY, SinkError): {

@@ -138,6 +138,7 @@ class TopicFacts:
     settings: Mapping[str, str]
     expected_partitions: int
     expected: Mapping[str, str]
+    expected_copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ def read_log(topics: Topics, pipeline: Pipeline) -> LogFacts:
             settings[topic],
             specs[topic],
             expected[topic],
+            pipeline.kafka_settings.replication_factor or 1,
         )
     tables = frozenset(pipeline.topic(entry.table) for entry in pipeline.source.tables)
     brokers, broker_settings = topics.brokers()
@@ -239,7 +241,12 @@ def _check_copies(topic: str, facts: TopicFacts, brokers: int) -> Iterator[Findi
     elif facts.in_sync < facts.copies:
         message = f"A partition of {topic} has {facts.in_sync} of {facts.copies} copies in sync."
         yield find("topic-copies/out-of-sync", topic, message, _describe(topic))
-    if facts.copies == 1 and brokers > 1:
+    if facts.copies < facts.expected_copies:
+        message = (
+            f"{topic} has {facts.copies} of the {facts.expected_copies} copies that the file says."
+        )
+        yield find("topic-copies/fewer", topic, message, _describe(topic))
+    elif facts.copies == 1 and brokers > 1:
         message = f"{topic} has one copy, and {brokers} brokers could hold more."
         yield find("topic-copies/single", topic, message, _describe(topic))
     if facts.copies > 1 and least >= facts.copies:

@@ -31,7 +31,7 @@ from cdc.sink import factory
 from cdc.sink.contract import positions
 from cdc.sinks.redis.settings import Redis
 from tests.support.cache import cache as server_of
-from tests.support.pipelines import NOWHERE
+from tests.support.pipelines import NOWHERE, changed
 from tests.support.shop import Shop
 from tests.support.verbs import run_here
 from tests.support.wait import wait_until
@@ -59,7 +59,7 @@ class Clinic:
     """The pipeline file."""
 
     def examine(self, **changes: Any) -> tuple[Finding, ...]:
-        pipeline = self.shop.pipeline.model_copy(update=changes)
+        pipeline = changed(self.shop.pipeline, **changes)
         sinks = [factory.build(pipeline, name) for name in pipeline.sinks]
         return Examination(pipeline, sinks, self.folder).findings()
 

@@ -13,6 +13,7 @@ import pytest
 from kafka.net.compat import KafkaNetClient
 
 from cdc.apply.resume import SinkViews
+from cdc.config.server_settings import KafkaSettings
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError, KafkaUnavailable
@@ -119,6 +120,22 @@ def test_what_is_missing_is_created(
     assert "min.cleanable.dirty.ratio" not in settings
     check_topics(topics, shop)
     assert ensure_topics(topics, shop) == dict.fromkeys(topic_specs(shop), False)
+
+
+def test_copies_are_as_the_file_says(topics: Topics, shop: Pipeline, unique: str) -> None:
+    """One broker holds one copy: more are refused before the first topic is made."""
+    asked = {"brokers": shop.kafka, "replication_factor": 3, "min_insync_replicas": 2}
+    wanted = shop.model_copy(update={"kafka_settings": KafkaSettings.model_validate(asked)})
+    with pytest.raises(ConnectorError) as caught:
+        ensure_topics(topics, wanted)
+    assert "kafka.replication_factor is more than the brokers" in caught.value.hint
+    assert not topics.existing(topic_specs(shop))
+    asked |= {"replication_factor": 1, "min_insync_replicas": 1}
+    ensure_topics(
+        topics, shop.model_copy(update={"kafka_settings": KafkaSettings.model_validate(asked)})
+    )
+    table = f"{unique}.public.orders"
+    assert topics.overrides([table])[table]["min.insync.replicas"] == "1"
 
 
 def described(admin: kafka.KafkaAdminClient, topic: str) -> dict[str, str]:

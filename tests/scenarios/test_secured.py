@@ -87,4 +87,4 @@ def test_a_secured_pipeline_from_snapshot_to_rebuild(
         ]
         assert any(world.name.encode() in value for value in stored)
         assert not any(secret.encode() in value for value in stored)
-    world.cdc("destroy", "--views", "--yes")
+    world.cdc("destroy", "--yes")

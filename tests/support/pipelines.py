@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cdc.config.server_settings import ConnectSettings, KafkaSettings
 from cdc.config.settings import Pipeline
 from cdc.kafka.clients import kafka
 from cdc.kafka.topic_setup import ensure_topics
@@ -33,6 +34,15 @@ def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any
             **settings,
         }
     )
+
+
+def changed(original: Pipeline, **settings: Any) -> Pipeline:
+    """The pipeline with other settings; `kafka` and `connect` are addresses."""
+    if "kafka" in settings:
+        settings["kafka_settings"] = KafkaSettings(brokers=settings.pop("kafka"))
+    if "connect" in settings:
+        settings["connect_settings"] = ConnectSettings(url=settings.pop("connect"))
+    return original.model_copy(update=settings)
 
 
 @contextmanager

@@ -203,8 +203,10 @@ class SecuredConnect:
         secret = broker.folder / "connect-password"
         secret.write_text("connect's password")
         broker.set_password("connect", secret.read_text())
-        for kind, prefix in (("TOPIC", "cdc-connect"), ("GROUP", "cdc-connect")):
-            broker.allow("connect", kind, prefix)
+        broker.allow("connect", "TOPIC", "cdc-connect")
+        broker.allow("connect", "GROUP", "cdc-connect")
+        # Under this name the leader writes configurations.
+        broker.allow("connect", "TRANSACTIONAL_ID", "connect-cluster-cdc-connect")
         broker.allow("connect", "BROKER", "kafka-cluster", "DESCRIBE")
         login = Login(
             protocol="SASL_SSL",

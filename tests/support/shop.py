@@ -24,7 +24,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres import source, table_survey
 from cdc.readiness.facts import read_slot
-from tests.support.pipelines import pipeline
+from tests.support.pipelines import changed, pipeline
 from tests.support.wait import wait_until
 
 PASSWORD = "replication-secret-0815"
@@ -93,7 +93,7 @@ class Shop:
         return migrations.prepare_source(self.conn, requirements)
 
     def register(self, **settings: Any) -> Any:
-        return register(self.pipeline.model_copy(update=settings), self.tables)
+        return register(changed(self.pipeline, **settings), self.tables)
 
     def refused(self, kind: type[CdcError] = SourceError, **settings: Any) -> str:
         """Return the text of a refused registration, after a check that nothing was made."""

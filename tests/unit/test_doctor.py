@@ -235,6 +235,7 @@ LOG_FAULTS: Faults = {
     differs("min.compaction.lag.ms", NAME): lambda: topic_setting("min.compaction.lag.ms", "0"),
     differs("max.message.bytes", NAME): lambda: topic_setting("max.message.bytes", "10"),
     ("topic-copies/single", NAME): lambda: topic(3),
+    ("topic-copies/fewer", NAME): lambda: topic(3, expected_copies=3),
     differs("min.insync.replicas=all", NAME): lambda: copies(3, "3"),
     differs("min.insync.replicas=1", NAME): lambda: copies(3, "1"),
     ("topic-copies/out-of-sync", NAME): lambda: copies(2, "2"),

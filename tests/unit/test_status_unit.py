@@ -284,9 +284,12 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_reported() -> None
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        shop = pipeline("shop", f"postgresql://owner@127.0.0.1:{port}/shop", "public.orders")
-        shop = shop.model_copy(
-            update={"kafka": f"127.0.0.1:{port}", "connect": f"http://127.0.0.1:{port}"}
+        shop = pipeline(
+            "shop",
+            f"postgresql://owner@127.0.0.1:{port}/shop",
+            "public.orders",
+            kafka=f"127.0.0.1:{port}",
+            connect=f"http://127.0.0.1:{port}",
         )
         positions = {
             "search": position_by_table(hang),
