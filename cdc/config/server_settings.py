@@ -16,9 +16,8 @@ from pydantic import (
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import Section, Web
 from cdc.errors import SecretUnreadable
-from cdc.model.login import Address, Login, ssl_context
-
-SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+from cdc.model import secrets
+from cdc.model.login import Address, Login
 
 
 def _file(path: str, info: ValidationInfo) -> str:
@@ -51,20 +50,20 @@ class TlsSettings(Section):
     def _check_files(self) -> "TlsSettings":
         if (self.certificate is None) != (self.key is None):
             raise InvalidSetting("certificate and key go together", "name both files, or neither")
-        login = Login(
-            ca=self.ca,
-            certificate=self.certificate,
-            key=self.key,
-            key_password=secret(self.key_password),
-        )
+        # Not `ssl_context`, which reads the system's authorities where no file is named: a run reads
+        # its pipeline file every few seconds.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            ssl_context(Login(ca=self.ca))
+            if self.ca:
+                context.load_verify_locations(self.ca)
         except (OSError, ssl.SSLError):
             raise InvalidSetting(
                 "holds no certificates in PEM, or can't be read", "openssl x509 -in FILE", ("ca",)
             ) from None
         try:
-            ssl_context(login)
+            if self.certificate:
+                password = secrets.read(secret(self.key_password) or "")
+                context.load_cert_chain(self.certificate, self.key, password)
         except (OSError, ssl.SSLError, SecretUnreadable):
             raise InvalidSetting(
                 "can't be read, or its key is another one's or has another password",
@@ -102,7 +101,6 @@ class KafkaSettings(TlsSettings):
     """The client's secret for OAUTHBEARER."""
     scope: str | None = None
     """The scope of the tokens, where their server needs one."""
-
     replication_factor: int | None = Field(default=None, ge=1, examples=[3])
     """How many copies the topics get that `register` makes: as many as the brokers' default when None."""
     min_insync_replicas: int | None = Field(default=None, ge=1, examples=[2])

@@ -61,6 +61,9 @@ class Address(str):
     def __eq__(self, other: object) -> bool:
         return str.__eq__(self, other) and login_of(self) == login_of(other)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __hash__(self) -> int:
         return str.__hash__(self)
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 import yaml
 
 from cdc.config import settings
+from cdc.config.server_settings import KafkaSettings
 from cdc.config.settings import read_tree
 from cdc.errors import SettingsError
+from cdc.model.login import Address
 from cdc.sinks.delta.settings import Delta
 from tests.support import pages
+from tests.support.answering import ELSEWHERE
 
 GOOD = """\
 pipeline: shop
@@ -68,7 +72,8 @@ def put_in_file(part: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("block", DOCUMENTED)
 def test_what_pages_show_of_a_file_is_accepted(tmp_path: Path, block: str) -> None:
     shown = tmp_path / "shown.yaml"
-    shown.write_text(block)
+    # Files that the pages name, with a certificate in each.
+    shown.write_text(re.sub(r"/(etc|run)/[\w./-]+", str(ELSEWHERE), block))
     _, part = read_tree(shown)
     names = set(re.findall(r"\$\{(\w+)\}", block))
     environment = {name: f"https://example.com/{name}" for name in names}
@@ -293,3 +298,54 @@ def test_no_mistake_is_reported_in_words_of_the_library(tmp_path: Path) -> None:
 def test_the_name_is_known_before_any_server_runs(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(GOOD)
     assert settings.name_of(tmp_path / "p.yaml") == "shop"
+
+
+@pytest.mark.parametrize(
+    ("section", "message", "hint"),
+    [
+        ("kafka: {protocol: SSL}", "kafka.brokers: required, but missing", "kafka-1:9093"),
+        ("kafka: {brokers: b, protocol: TLS}", "kafka.protocol: must be 'PLAINTEXT', 'SSL'", ""),
+        ("kafka: {brokers: b, protocol: SASL_SSL}", "kafka: protocol SASL_SSL needs a mechanism", "SCRAM-SHA-512"),
+        ("kafka: {brokers: b, mechanism: PLAIN}", "kafka: protocol PLAINTEXT has no mechanism", "SASL_SSL"),
+        ("kafka: {brokers: b, protocol: SASL_SSL, mechanism: PLAIN, user: u}", "mechanism PLAIN needs password", "add"),
+        ("kafka: {brokers: b, user: u}", "kafka: user doesn't count with no mechanism", "take user out"),
+        ("kafka: {brokers: b, ca: FOLDER/ca}", "ca and certificate don't count with protocol PLAINTEXT", "SASL_SSL"),
+        ("kafka: {brokers: b, protocol: SSL, ca: FOLDER/none}", "kafka.ca: names no file that is there", "PEM"),
+        ("kafka: {brokers: b, protocol: SSL, ca: FOLDER/text}", "kafka.ca: holds no certificates in PEM", "openssl x509"),
+        ("kafka: {brokers: b, protocol: SSL, certificate: FOLDER/ca}", "certificate and key go together", "neither"),
+        (
+            "kafka: {brokers: b, protocol: SSL, certificate: FOLDER/ca, key: FOLDER/text}",
+            "kafka.certificate: can't be read, or its key is another one's", "openssl pkey",
+        ),
+        (
+            "kafka: {brokers: b, replication_factor: 2, min_insync_replicas: 2}",
+            "kafka.min_insync_replicas: has to be less than replication_factor", "min_insync_replicas: 1",
+        ),
+        ("connect: {url: 'http://c', user: u}", "connect: user and password go together", "neither"),
+        ("connect: {url: 'http://c', user: u, password: p, token: t}", "user and token exclude each other", "take one"),
+        ("connect: {url: 'http://c', ca: FOLDER/ca}", "connect.url: ca and certificate don't count", "https:"),
+        ("connect: {password: p}", "connect.url: required, but missing", "https://connect"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_login_is_named(
+    tmp_path: Path, section: str, message: str, hint: str
+) -> None:
+    (tmp_path / "ca").write_text(ELSEWHERE.read_text())
+    (tmp_path / "text").write_text("no certificate")
+    name = section.partition(":")[0]
+    lines = [line for line in GOOD.splitlines() if not line.startswith(f"{name}:")]
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, "\n".join([*lines, section.replace("FOLDER", str(tmp_path)), ""]))
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_server_with_another_login_is_another_server() -> None:
+    """What is kept by address, such as connections, isn't used for another login."""
+    settings = {"brokers": "b:1", "protocol": "SASL_SSL", "mechanism": "PLAIN", "user": "u"}
+    one, other = (KafkaSettings.model_validate({**settings, "password": p}).address for p in "ab")
+    assert one != other
+    assert one == pickle.loads(pickle.dumps(one))
+    assert len({one, other, "b:1"}) == 3
+    assert (Address("b:1"), str(one)) == ("b:1", "b:1")
+    assert "password" not in repr(one.login)
