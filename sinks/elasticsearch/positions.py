@@ -21,8 +21,8 @@ from cdc.sinks.elasticsearch.client import (
     Server,
     blocked_error,
     is_blocked,
-    unavailable,
 )
+from cdc.sinks.elasticsearch.connection import unavailable
 from cdc.sinks.elasticsearch.index.indices import Indices, WritableIndex
 
 POSITIONS = "cdc-position"

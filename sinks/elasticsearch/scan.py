@@ -24,8 +24,8 @@ from cdc.sinks.elasticsearch.client import (
     Refusal,
     closed_error,
     send_request,
-    unavailable,
 )
+from cdc.sinks.elasticsearch.connection import unavailable
 
 if TYPE_CHECKING:
     import pyarrow as pa

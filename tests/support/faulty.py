@@ -18,6 +18,7 @@ class Request:
     path: str
     body: bytes
     kind: str = "application/json"
+    login: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         def pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             kind = self.headers.get("content-type", "application/json")
-            request = Request(self.command, self.path, body, kind)
+            login = self.headers.get("authorization", "")
+            request = Request(self.command, self.path, body, kind, login)
             answer = proxy.rule(request)
             if answer is None:
                 response = proxy.deliver(request)

@@ -13,8 +13,10 @@ import yaml
 from cdc.config import settings
 from cdc.config.settings import read_tree
 from cdc.errors import SettingsError
+from cdc.model.login import Address, Login
 from cdc.sinks.delta.settings import Delta
 from tests.support import pages
+from tests.support.answering import ELSEWHERE
 
 GOOD = """\
 pipeline: shop
@@ -226,10 +228,65 @@ def test_a_relative_path_is_the_files(
 
 
 @pytest.mark.parametrize(
+    ("search", "problem"),
+    [
+        ("", "search: needs a url or nodes, and takes one of them"),
+        (
+            'url: "http://a", nodes: ["http://b"]',
+            "search: needs a url or nodes, and takes one of them",
+        ),
+        ('nodes: ["https://a:9200", "https://A:9200/"]', "search.nodes: names a node twice"),
+        ('nodes: ["https://me:hunter2@a"]', "search.nodes: has a login in a node"),
+        ('nodes: ["https://a", "http://b"]', "search.nodes: mixes http:// and https://"),
+        ('nodes: ["a:9200"]', "search.nodes.0: needs http:// or https://"),
+        ('url: "http://a", ca: PEM', "search: ca and certificate don't count with http:"),
+        ('url: "https://a", ca: nowhere.pem', "search.ca: names no file that is there"),
+        ('url: "https://a", ca: shop.yaml', "search.ca: holds no certificates in PEM"),
+        ('url: "https://a", certificate: PEM', "search: certificate and key go together"),
+        ('url: "https://a", user: me', "search: user and password go together"),
+        ('url: "https://me:hunter2@a", user: me, password: hunter2', "search: has two logins"),
+        (
+            'url: "https://a", api_key: hunter2, user: me, password: hunter2',
+            "search: has two logins",
+        ),
+    ],
+)
+def test_an_index_that_cannot_be_reached_so_is_refused(
+    tmp_path: Path, search: str, problem: str
+) -> None:
+    settings_text = f"{{type: elasticsearch, {search.replace('PEM', str(ELSEWHERE))}}}"
+    with pytest.raises(SettingsError) as caught:
+        load(
+            tmp_path,
+            GOOD.replace('{type: elasticsearch, url: "http://localhost:9200"}', settings_text),
+        )
+    assert f": sinks.{problem}" in caught.value.message
+    assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_an_index_has_several_nodes_and_a_login(tmp_path: Path) -> None:
+    search = 'nodes: ["https://a:9200/", "https://b:9200"], ca: PEM, user: me, password: hunter2'
+    settings_text = f"{{type: elasticsearch, {search.replace('PEM', str(ELSEWHERE))}}}"
+    loaded = load(
+        tmp_path, GOOD.replace('{type: elasticsearch, url: "http://localhost:9200"}', settings_text)
+    )
+    address = loaded.sinks["search"].address  # type: ignore[attr-defined]
+    assert address == Address(
+        "https://a:9200,https://b:9200", Login(ca=str(ELSEWHERE), user="me", password="hunter2")
+    )
+    assert "hunter2" not in repr(loaded)
+
+
+@pytest.mark.parametrize(
     ("sink", "same"),
     [
         ('{type: elasticsearch, url: "http://localhost:9200"}', "search"),
         ('{type: elasticsearch, url: "http://me:secret@127.0.0.1:9200/"}', "search"),
+        (
+            '{type: elasticsearch, nodes: ["http://localhost:9202", "http://127.0.0.1:9200"]}',
+            "search",
+        ),
+        ('{type: elasticsearch, nodes: ["http://localhost:9201", "http://localhost:9202"]}', None),
         ('{type: elasticsearch, url: "http://localhost:9201"}', None),
         ('{type: elasticsearch, url: "http://localhost:9200/behind/a/proxy"}', None),
         ('{type: redis, url: "redis://localhost/0", prefix: shop}', "cache"),
