@@ -48,6 +48,8 @@ FORBIDDEN = 403
 NOT_FOUND = 404
 TOO_LARGE = 413
 BUSY = 429
+SECURITY = "security_exception"
+"""Error type of an item that the sink's user may not read or write."""
 BLOCKED = "cluster_block_exception"
 CLOSED = "index_closed_exception"
 ABSENT_TYPES = ("index_not_found_exception", "invalid_index_name_exception")
@@ -73,6 +75,7 @@ CLOSED_SETTING = "index.verified_before_close"
 """The setting that the server gives an index for as long as it is closed."""
 BLOCK_REASON = re.compile(r"index \[([^\]]+)\] blocked by: \[\w+/(\d+)/")
 ACTION = re.compile(r"action \[([\w:/*\[\]]+)\] is unauthorized")
+ON = re.compile(r"on indices \[([^\]]{1,300})\]")
 GRANTED = re.compile(r"granted by the (cluster|index) privileges \[([\w,]+)\]")
 """What a refusal says that a user may not do, and which privileges would allow it."""
 DISK_FULL_HINT = "no change is lost; the server lifts this block when its disk has room"
@@ -156,7 +159,8 @@ def forbidden_error(where: str, status: int, reason: str = "") -> Refusal:
         )
     action = ACTION.search(reason)
     granted = GRANTED.search(reason)
-    what = action[1] if action else "that"
+    indices = ON.search(reason)
+    what = f"{action[1] if action else 'that'}{f' on {indices[1]}' if indices else ''}"
     needed = (
         f"; any of the {granted[1]} privileges {granted[2].replace(',', ', ')} allows it"
         if granted

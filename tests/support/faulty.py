@@ -44,10 +44,11 @@ def nothing(_: Request) -> None:
 class Proxy:
     """A context; `rule` may be exchanged at any time."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, **client: Any) -> None:
+        """client: options of httpx for the way to the server."""
         self.rule: Rule = nothing
         self._server = httpx.Client(
-            base_url=server, timeout=60, headers={"accept-encoding": "identity"}
+            base_url=server, timeout=60, headers={"accept-encoding": "identity"}, **client
         )
         self._listener = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._listener.daemon_threads = True

@@ -24,12 +24,17 @@ xpack.security.transport.ssl:
   {enabled: true, verification_mode: certificate, key: tls.key, certificate: tls.pem, certificate_authorities: [ca.pem]}
 resource.reload.interval.high: 1s
 """
+ROLES = (
+    "node.roles: [master, data]\ncluster.initial_master_nodes: [es-1]\n",
+    "node.roles: [data]\n",
+)
+"""The first node alone can be the master, so that the cluster outlives the second one."""
 USER = "shop"
 PASSWORD = "let-me-in-4711"
 ADMIN = "admin"
 PREFIX = "t_"
 """What the pipelines of tests begin with."""
-RIGHTS = {
+RIGHTS: dict[str, Any] = {
     "cluster": ["monitor"],
     "indices": [
         {"names": [f"{PREFIX}*"], "privileges": ["all"]},
@@ -79,10 +84,9 @@ class SecuredIndex:
         self.nodes = [Node(name, folder, ports) for name in names]
         self.urls = tuple(node.url for node in self.nodes)
         seeds = [f"127.0.0.1:{ports[_transport(name)]}" for name in names]
-        text = f"discovery.seed_hosts: {json.dumps(seeds)}\n"
-        text += f"cluster.initial_master_nodes: {json.dumps(names)}\n{SETTINGS}"
-        for node in self.nodes:
-            self._prepare(node, text)
+        text = f"discovery.seed_hosts: {json.dumps(seeds)}\n{SETTINGS}"
+        for node, roles in zip(self.nodes, ROLES, strict=False):
+            self._prepare(node, text + roles)
         self.set_user(ADMIN, PASSWORD, "superuser")
         self.set_user(USER, PASSWORD, USER)
         self.set_rights(RIGHTS)
@@ -149,12 +153,12 @@ def _transport(name: str) -> str:
 
 
 @contextmanager
-def secured_index(nodes: int) -> Iterator[SecuredIndex]:
-    """A new cluster of so many nodes, whose users and files are its own."""
+def secured_index() -> Iterator[SecuredIndex]:
+    """A new cluster of two nodes, whose users and files are its own."""
     folder = Path(tempfile.mkdtemp(prefix="cdc-index-"))
     # Root's servers run as another user.
     folder.chmod(0o755)
-    index = SecuredIndex(folder, trustme.CA(), [f"es-{number + 1}" for number in range(nodes)])
+    index = SecuredIndex(folder, trustme.CA(), ["es-1", "es-2"])
     try:
         for node in index.nodes:
             node.start()

@@ -15,6 +15,7 @@ import pytest
 import trustme
 
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
+from cdc.model import secrets
 from cdc.model.login import Address, Login
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
@@ -118,15 +119,19 @@ def basic(password: str) -> str:
 @pytest.mark.parametrize(
     ("login", "header"),
     [
-        (lambda path: Login(user="shop", password=path), basic),
-        (lambda path: Login(api_key=path), lambda key: f"ApiKey {key}"),
+        (lambda url, secret: Address(url, Login(user="shop", password=secret)), basic),
+        (lambda url, secret: Address(url, Login(api_key=secret)), lambda key: f"ApiKey {key}"),
+        (
+            lambda url, secret: secrets.read_before_login(url.replace("//", f"//shop:{secret}@")),
+            basic,
+        ),
     ],
-    ids=["password", "api_key"],
+    ids=["password", "api_key", "url"],
 )
 def test_a_secret_in_a_file_is_read_again_when_it_is_refused(
     nodes: Nodes,
     tmp_path: Path,
-    login: Callable[[str], Login],
+    login: Callable[[str, str], str],
     header: Callable[[str], str],
 ) -> None:
     """Executors get the reference, not the secret."""
@@ -138,7 +143,7 @@ def test_a_secret_in_a_file_is_read_again_when_it_is_refused(
     proxy.rule = lambda request: (
         json_answer(200, {"errors": False}) if request.login == header(accepted) else unauthorized
     )
-    with forgotten(Address(proxy.url, login(f"${{file:{secret}}}"))) as url:
+    with forgotten(login(proxy.url, f"${{file:{secret}}}")) as url:
         writer = pickle.dumps(ElasticsearchWriter(url, {"t": "i"}))
         assert b"Zmlyc3Q" not in writer
         pickle.loads(writer).write([part()])
@@ -178,7 +183,7 @@ UNAUTHORIZED_ACTION = (
 
 def test_a_privilege_that_lacks_is_named(nodes: Nodes) -> None:
     error = {"type": "security_exception", "reason": UNAUTHORIZED_ACTION}
-    named = "indices:data/write/bulk[s] (status 403); any of the index privileges create_doc, index, write, all"
+    named = "indices:data/write/bulk[s] on i (status 403); any of the index privileges create_doc, index, write, all"
     proxy = nodes.proxies[0]
     with forgotten(proxy.url) as url:
         proxy.rule = lambda _: json_answer(403, {"error": error})
