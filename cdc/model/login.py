@@ -24,6 +24,7 @@ class Login:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
+    api_key: str | None = field(default=None, repr=False)
     token_url: str | None = None
     client_id: str | None = None
     client_secret: str | None = field(default=None, repr=False)

@@ -1,58 +1,55 @@
 """Requests to the index: anything but the server's own good answer is an error. Executors send them by
 `send_request`, the driver through a `Server`, which administers indices, too.
 
-Elastic's transport carries them, with bytes both ways. Retries are ours, since they are
-of single items of a bulk. An index may be blocked or closed: the error says how that is lifted.
+Retries are ours, since they are of single items of a bulk. An index may be blocked or closed: the
+error says how that is lifted.
 """
 
 import re
-import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
 import msgspec
-from elastic_transport import (
-    ApiResponse,
-    ApiResponseMeta,
-    NodeConfig,
-    ObjectApiResponse,
-    Serializer,
-    Transport,
-    TransportError,
-)
-from elastic_transport.client_utils import url_to_node_config
-from urllib3 import Timeout
+from elastic_transport import ApiResponse, ObjectApiResponse
 
-from cdc.errors import CdcError, SinkBlocked, SinkError, SinkRejected, SinkUnavailable
+from cdc.errors import CdcError, SinkBlocked, SinkError, SinkRejected
 from cdc.model.address import address
-from cdc.model.causes import cause
+from cdc.sinks.elasticsearch.connection import (
+    CAUSE_HINTS,
+    FAILED,
+    LOGIN_HINT,
+    UNAUTHORIZED,
+    UNAVAILABLE_HINT,
+    UNREADABLE_HINT,
+    Answer,
+    connections,
+    unavailable,
+)
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
 
 HINTS = {
-    "unavailable": "it is tried again; is the server up?",
+    **CAUSE_HINTS,
+    "unavailable": UNAVAILABLE_HINT,
     "blocked": "it is tried again until the block is lifted",
     "rejected": "repair the row or the index's mapping, then start `cdc run` again",
-    "forbidden": "see the sink's url",
+    "forbidden": "give the sink's user or API key the cluster privilege `monitor`,"
+    " and `all` on the indices <pipeline>-* and cdc-position",
+    "login": LOGIN_HINT,
+    "unreadable": UNREADABLE_HINT,
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
 }
-TLS_HINTS = {
-    "trust": "export SSL_CERT_FILE=/path/of/its/ca.pem, for every cdc and Spark's executors",
-    "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
-    "client": "clients' certificates aren't supported: give it a user and password in the sink's url",
-    "plain": "write http:// in the sink's url, or the port at which it has TLS",
-}
 OK = 200
-UNAUTHORIZED = 401
 FORBIDDEN = 403
 NOT_FOUND = 404
 TOO_LARGE = 413
 BUSY = 429
-FAILED = 500
+SECURITY = "security_exception"
+"""Error type of an item that the sink's user may not read or write."""
 BLOCKED = "cluster_block_exception"
 CLOSED = "index_closed_exception"
 ABSENT_TYPES = ("index_not_found_exception", "invalid_index_name_exception")
@@ -62,7 +59,6 @@ PRODUCT = "x-elastic-product"
 """Header of the server's answers; a proxy's answers lack it."""
 LINE_BYTES = 3000
 """Bytes of names in a request's first line; the server takes 4096 bytes of it by default."""
-TIMEOUT = Timeout(connect=5.0, read=60.0)
 JSON = "application/json"
 LINES = "application/x-ndjson"
 WRITE = "index.blocks.write"
@@ -78,10 +74,13 @@ BLOCKS = {
 CLOSED_SETTING = "index.verified_before_close"
 """The setting that the server gives an index for as long as it is closed."""
 BLOCK_REASON = re.compile(r"index \[([^\]]+)\] blocked by: \[\w+/(\d+)/")
+ACTION = re.compile(r"action \[([\w:/*\[\]]+)\] is unauthorized")
+ON = re.compile(r"on indices \[([^\]]{1,300})\]")
+GRANTED = re.compile(r"granted by the (cluster|index) privileges \[([\w,]+)\]")
+"""What a refusal says that a user may not do, and which privileges would allow it."""
 DISK_FULL_HINT = "no change is lost; the server lifts this block when its disk has room"
 SHARDS = "cluster.max_shards_per_node"
 
-_transports: dict[str, Transport] = {}
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -98,102 +97,34 @@ class Refusal(SinkRejected):
         self.reason = reason
 
 
-class Answer(NamedTuple):
-    """An answer of the server, with its body as it came."""
-
-    meta: ApiResponseMeta
-    body: bytes
-
-    @property
-    def status(self) -> int:
-        return self.meta.status
-
-
-class _Bytes(Serializer):
-    """Passes bodies through: ours are bytes already, and readers decode only what they need."""
-
-    def dumps(self, data: Any) -> bytes:
-        return data.encode() if isinstance(data, str) else cast(bytes, data)
-
-    def loads(self, data: bytes) -> Any:
-        return data
-
-
-_UNTOUCHED = {kind: _Bytes() for kind in (JSON, LINES, "application/*", "text/*")}
-
-
-def transport(url: str) -> Transport:
-    """Return this process' connections to a server; executors keep them across batches.
-
-    Any thread may use them.
-    """
-    if url not in _transports:
-        _transports[url] = Transport(
-            [node(url)],
-            serializers=_UNTOUCHED,
-            max_retries=0,
-            retry_on_status=(),
-            meta_header=False,
-        )
-    return _transports[url]
-
-
-def node(url: str) -> NodeConfig:
-    """Parse a URL.
-
-    TLS has OpenSSL's defaults, so that SSL_CERT_FILE counts; a login goes into a header.
-    """
-    try:
-        config = url_to_node_config(url, use_default_ports_for_scheme=True)
-    except ValueError:
-        raise SinkRejected(
-            f"The index' url {address(url)} can't be read.",
-            hint="write http://host:port or https://host:port",
-        ) from None
-    if config.scheme == "https":
-        return config.replace(ssl_context=ssl.create_default_context())
-    return config
-
-
-def forget(url: str) -> None:
-    if connections := _transports.pop(url, None):
-        connections.close()
-
-
 def send_request(
-    url: str, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
+    url: str,
+    method: str,
+    path: str,
+    body: object = None,
+    query: Mapping[str, str] | None = None,
+    *,
+    is_repeatable: bool = True,
 ) -> Answer:
     """Send a request; returns the good answer. A text as body is sent as lines of JSON.
+
+    url: of a node, or of several with commas between them. is_repeatable: whether a request may be
+    sent to another node when it isn't known what became of it.
 
     Raises:
         SinkUnavailable: it can't be reached, is busy, has failed, or something else answers in its
         place. Refusal: the server refuses it.
     """
     is_ndjson = isinstance(body, str | bytes)
-    content = body if is_ndjson or body is None else _encode(body)
+    content = body.encode() if isinstance(body, str) else body
+    if not (content is None or isinstance(content, bytes)):
+        content = _encode(content)
     headers = {"accept": JSON, "content-type": LINES if is_ndjson else JSON}
     target = f"{path}?{urlencode(query)}" if query else path
-    try:
-        # A request may have a timeout of its own for connecting: what the type says of it leaves
-        # that out.
-        meta, content_sent = transport(url).perform_request(
-            method, target, body=content, headers=headers, request_timeout=cast(Any, TIMEOUT)
-        )
-    except TransportError as failure:
-        # The transport only says "TLS error"; its cause has the words of OpenSSL or the system.
-        reason = cause(f"{type(failure).__name__} {failure} {failure.__cause__}")
-        message = f"The index at {address(url)} can't be reached{reason}."
-        if reason.is_transient:
-            raise unavailable(message) from None
-        raise SinkRejected(message, hint=TLS_HINTS[reason.kind]) from None
-    answer = Answer(meta, content_sent or b"")
-    if error := _error_of(answer, f"The index at {address(url)}", path):
+    answer = connections(url).send(method, target, content, headers, is_repeatable=is_repeatable)
+    if error := _error_of(answer, f"The index at {answer.node}", path):
         raise error
     return answer
-
-
-def unavailable(message: str) -> SinkUnavailable:
-    return SinkUnavailable(message, hint=HINTS["unavailable"])
 
 
 def is_blocked(status: int, kind: str | None) -> bool:
@@ -215,10 +146,30 @@ def blocked_error(where: str, reason: str) -> SinkBlocked:
     return SinkBlocked(block_message(*block), hint=hint)
 
 
-def forbidden_error(where: str, status: int) -> Refusal:
-    """Make the error of what the sink's user may not do."""
+def forbidden_error(where: str, status: int, reason: str = "") -> Refusal:
+    """Make the error of a login that isn't taken, or of what the sink's user may not do.
+
+    reason: the server's own; of an action it quotes no value.
+    """
+    if status == UNAUTHORIZED:
+        return Refusal(
+            f"{where} doesn't accept the login (status {status}).",
+            hint=HINTS["login"],
+            status=status,
+        )
+    action = ACTION.search(reason)
+    granted = GRANTED.search(reason)
+    indices = ON.search(reason)
+    what = f"{action[1] if action else 'that'}{f' on {indices[1]}' if indices else ''}"
+    needed = (
+        f"; any of the {granted[1]} privileges {granted[2].replace(',', ', ')} allows it"
+        if granted
+        else ""
+    )
     return Refusal(
-        f"{where} refuses the user (status {status}).", hint=HINTS["forbidden"], status=status
+        f"{where} doesn't allow the sink's user {what} (status {status}){needed}.",
+        hint=HINTS["forbidden"],
+        status=status,
     )
 
 
@@ -236,7 +187,7 @@ def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     if status == BUSY or status >= FAILED:
         return unavailable(f"{where} is busy (status {status}{kind and f': {kind}'}).")
     if status in (UNAUTHORIZED, FORBIDDEN):
-        return forbidden_error(where, status)
+        return forbidden_error(where, status, reason)
     if PRODUCT not in answer.meta.headers and status != TOO_LARGE:
         return unavailable(
             f"What answers for {where[0].lower()}{where[1:]} is no Elasticsearch (status {status})."
@@ -381,7 +332,8 @@ class Server:
                 query = {name: _text(value) for name, value in (params or {}).items()}
                 return request(method, path, body, query)
 
-        return Administration([node(self._url)])
+        # It never connects itself.
+        return Administration("http://unused:1")
 
     def ask(
         self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
@@ -394,7 +346,9 @@ class Server:
     ) -> ObjectApiResponse[Any]:
         """Send a request; returns the JSON of its answer, with what HTTP says of it."""
         try:
-            answer = send_request(self._url, method, path, body, query)
+            answer = send_request(
+                self._url, method, path, body, query, is_repeatable=method == "GET"
+            )
             return ObjectApiResponse(body=decode_json(answer, self._url), meta=answer.meta)
         except SinkError as error:
             error.details.setdefault("sink", self._sink)

@@ -32,16 +32,14 @@ from cdc.sinks.elasticsearch.client import (
     FORBIDDEN,
     HINTS,
     TAKEN_OVER,
-    UNAUTHORIZED,
-    Refusal,
     blocked_error,
     closed_error,
     decode_json,
     forbidden_error,
     is_blocked,
     send_request,
-    unavailable,
 )
+from cdc.sinks.elasticsearch.connection import UNAUTHORIZED, unavailable
 from cdc.sinks.elasticsearch.scan import OWN_ID, document_id, documents
 
 CHUNK = ChunkLimits(rows=20_000, bytes=20_000_000)
@@ -57,7 +55,8 @@ STALE = 409
 ROW_REJECTED = (400, 413)
 """Status of an item that will never be accepted; any other error concerns the index."""
 KINDS = {Fenced: "fenced", SinkBlocked: "blocked", SinkUnavailable: "unavailable"}
-"""Kinds of failures, by the error that ends a task; any other is rejected or forbidden."""
+"""Kinds of failures by the error that ends a task, where its hint isn't of a kind."""
+KINDS_BY_HINT = {hint: kind for kind, hint in HINTS.items()}
 FIELDS = "items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
 NUMBER_LENGTH = 1000
 """Characters that the server's parser allows in a number (Jackson's `StreamReadConstraints`)."""
@@ -193,7 +192,7 @@ class ElasticsearchWriter(Writer):
                 # It has the status of a document that will never be accepted.
                 raise closed_error(self.url)
             if status in (UNAUTHORIZED, FORBIDDEN):
-                raise forbidden_error(index_name, status)
+                raise forbidden_error(index_name, status, error.get("reason", ""))
             if status in BUSY:
                 busy.append(item)
             else:
@@ -240,9 +239,9 @@ def _reporting_failures() -> Iterator[None]:
     try:
         yield
     except SinkError as error:
-        kind = next((kind for cls, kind in KINDS.items() if isinstance(error, cls)), "rejected")
-        if isinstance(error, Refusal) and error.status in (UNAUTHORIZED, FORBIDDEN):
-            kind = "forbidden"
+        kind = KINDS_BY_HINT.get(error.hint) or next(
+            (kind for cls, kind in KINDS.items() if isinstance(error, cls)), "rejected"
+        )
         raise Failure(kind, error.message) from None
 
 

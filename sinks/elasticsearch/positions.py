@@ -16,13 +16,16 @@ from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from cdc.sinks.elasticsearch.client import (
+    FORBIDDEN,
     NOT_FOUND,
+    SECURITY,
     Refusal,
     Server,
     blocked_error,
+    forbidden_error,
     is_blocked,
-    unavailable,
 )
+from cdc.sinks.elasticsearch.connection import unavailable
 from cdc.sinks.elasticsearch.index.indices import Indices, WritableIndex
 
 POSITIONS = "cdc-position"
@@ -169,7 +172,7 @@ class Positions:
         lines = [json.dumps({"delete": {"_index": POSITIONS, "_id": index}}) for index in indices]
         items = self._bulk(lines, len(indices))
         for item in items:
-            _refuse_blocked(item)
+            _require_allowed(item)
         if any(item["status"] >= 400 and item["status"] != 404 for item in items):
             raise unavailable(f"Not all positions in {POSITIONS} could be removed.")
 
@@ -228,7 +231,7 @@ class Positions:
                 position = checkpoint.position if checkpoint else None
                 raise mismatch(step.table, start, position, ours=ours)
             if item["status"] >= 400:
-                _refuse_blocked(item)
+                _require_allowed(item)
                 raise unavailable(
                     f"The position of {step.place.index} could not be stored (status {item['status']})."
                 )
@@ -269,15 +272,20 @@ def _require_indices(advances: Sequence[Advance], places: Mapping[str, WritableI
             raise mismatch(advance.table, advance.start, None, ours=True)
 
 
-def _refuse_blocked(item: Mapping[str, Any]) -> None:
-    """Raise SinkBlocked where a block has refused an item of a bulk."""
+def _require_allowed(item: Mapping[str, Any]) -> None:
+    """Raise SinkBlocked where a block has refused an item of a bulk, Refusal where the user may not write it."""
     error = item.get("error", {})
+    if error.get("type") == SECURITY:
+        raise forbidden_error(POSITIONS, FORBIDDEN, error.get("reason", ""))
     if is_blocked(item["status"], error.get("type")):
         raise blocked_error(POSITIONS, error.get("reason", ""))
 
 
 def _record(index: str, item: Mapping[str, Any]) -> Record:
-    kind = item.get("error", {}).get("type")
+    error = item.get("error", {})
+    kind = error.get("type")
+    if kind == SECURITY:
+        raise forbidden_error(POSITIONS, FORBIDDEN, error.get("reason", ""))
     if item.get("found") is False or kind == "index_not_found_exception":
         # The cluster itself says that there are no positions at all, as before the first start.
         return Record()

@@ -19,13 +19,16 @@ from cdc.sink.scan import text_batch
 from cdc.sinks.elasticsearch.client import (
     ABSENT_TYPES,
     CLOSED,
+    FORBIDDEN,
     HINTS,
+    SECURITY,
     TAKEN_OVER,
     Refusal,
     closed_error,
+    forbidden_error,
     send_request,
-    unavailable,
 )
+from cdc.sinks.elasticsearch.connection import unavailable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +55,7 @@ OWN_ID = "_cdc_id"
 
 class _Error(msgspec.Struct):
     type: str = "there is no answer"
+    reason: str = ""
 
 
 class Document(msgspec.Struct):
@@ -110,6 +114,8 @@ def _read_error(url: str, item: Document) -> SinkError:
     error = item.error or _Error()
     if error.type == CLOSED:
         return closed_error(url)
+    if error.type == SECURITY:
+        return forbidden_error(f"The index at {address(url)}", FORBIDDEN, error.reason)
     if error.type in ABSENT_TYPES:
         return Fenced(TAKEN_OVER, hint=HINTS["fenced"])
     return unavailable(f"A row of the index can't be read: {error.type}.")

@@ -32,10 +32,10 @@ from cdc.sinks.elasticsearch.client import (
     HINTS,
     Refusal,
     Server,
-    forget,
     group_names,
     ignoring_absent,
 )
+from cdc.sinks.elasticsearch.connection import forget
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.index import fields
 from cdc.sinks.elasticsearch.index.indices import Indices, WriteBlock, generation_of, new_token
@@ -60,7 +60,7 @@ class Elasticsearch:
         self, name: str, url: str, pipeline: str, generation_names: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
-        self.url = url.rstrip("/")
+        self.url = url
         self.pipeline = pipeline
         self._server = Server(name, self.url)
         self._indices = Indices(self._server, pipeline, generation_names)

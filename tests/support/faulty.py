@@ -18,6 +18,7 @@ class Request:
     path: str
     body: bytes
     kind: str = "application/json"
+    login: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,11 @@ def nothing(_: Request) -> None:
 class Proxy:
     """A context; `rule` may be exchanged at any time."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, **client: Any) -> None:
+        """client: options of httpx for the way to the server."""
         self.rule: Rule = nothing
         self._server = httpx.Client(
-            base_url=server, timeout=60, headers={"accept-encoding": "identity"}
+            base_url=server, timeout=60, headers={"accept-encoding": "identity"}, **client
         )
         self._listener = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._listener.daemon_threads = True
@@ -82,7 +84,8 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         def pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             kind = self.headers.get("content-type", "application/json")
-            request = Request(self.command, self.path, body, kind)
+            login = self.headers.get("authorization", "")
+            request = Request(self.command, self.path, body, kind, login)
             answer = proxy.rule(request)
             if answer is None:
                 response = proxy.deliver(request)

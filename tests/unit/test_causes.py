@@ -14,7 +14,7 @@ from cdc.model.causes import cause
 from cdc.model.table import Column, Table
 from cdc.postgres import source
 from cdc.sink.remedy import classify
-from cdc.sinks.elasticsearch.client import forget
+from cdc.sinks.elasticsearch.connection import forget
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.sinks.redis.sink import Redis
 from tests.support.answering import ELSEWHERE, answering, postgres_tls, silent, tls, web
@@ -114,7 +114,7 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
 @pytest.mark.parametrize(
     ("ask", "answer", "url", "cause", "hint", "kind"),
     [
-        (index, tls, "https://me:secret@127.0.0.1:{}", UNKNOWN, "SSL_CERT_FILE=", SinkRejected),
+        (index, tls, "https://me:secret@127.0.0.1:{}", UNKNOWN, "the sink's `ca`", SinkRejected),
         (index, web, "https://127.0.0.1:{}", NO_TLS, "http://", SinkRejected),
         (cache, tls, "rediss://:secret@127.0.0.1:{}/0", UNKNOWN, "?ssl_ca_certs=", SinkRejected),
         (cache, tls, "rediss://127.0.0.1:{}/0?ssl_ca_certs=" + str(ELSEWHERE), OTHER_HOST, "host name", SinkRejected),

@@ -15,7 +15,8 @@ from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 from cdc.sink.lane import Failure, FoldedRow, Part, PartitionOutcome, Verdicts
 from cdc.sinks.elasticsearch import executor
-from cdc.sinks.elasticsearch.client import Answer, Server, join_names
+from cdc.sinks.elasticsearch.client import Server, join_names
+from cdc.sinks.elasticsearch.connection import Answer
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter, describe, repair
 from cdc.sinks.elasticsearch.positions import Record
 from cdc.sinks.elasticsearch.scan import LONGEST_ID, document_id

@@ -8,7 +8,8 @@ import pytest
 
 from cdc.errors import SinkBlocked
 from cdc.model.finding import find, is_command
-from cdc.sinks.elasticsearch.client import WRITE, Server, forget, is_blocked
+from cdc.sinks.elasticsearch.client import WRITE, Server, is_blocked
+from cdc.sinks.elasticsearch.connection import forget
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
 from cdc.sinks.elasticsearch.index import indices
 from cdc.sinks.elasticsearch.index.indices import WritableIndex, WriteBlock

@@ -36,6 +36,8 @@ source:
   tables: [public.items]
 sinks:
   search: {{type: elasticsearch, url: "{INDEX}"}}
+  keyed: {{type: elasticsearch, nodes: ["https://127.0.0.1:2", "https://127.0.0.1:3"], api_key: "{SECRET}"}}
+  named: {{type: elasticsearch, nodes: ["http://127.0.0.1:4"], user: elastic, password: "{SECRET}"}}
   cache: {{type: redis, url: "{CACHE}", prefix: shop}}
   warehouse: {{type: delta, path: PATH/warehouse}}
 kafka: {NOWHERE}
@@ -44,7 +46,7 @@ connect: http://worker:{SECRET}@{NOWHERE}
 TABLE = Table("public", "items", (Column("id", "integer"),), ("id",), "shop.public.items")
 VERBS = (
     "plan", "migrate", "register", "run", "status", "verify", "verify --table public.none", "rebuild search",
-    "rebuild cache", "rollback search", "rollback cache", "pause cache", "resume cache", "generations",
+    "rebuild keyed", "rebuild cache", "rollback search", "rollback cache", "pause cache", "resume cache", "generations",
     "quarantine list", "quarantine show cache/shop.public.items/0/0", "quarantine redrive", "topics", "topics audit",
 )  # fmt: skip
 
@@ -108,7 +110,7 @@ def calls(sink: Sink) -> Iterator[Callable[[], object]]:
     yield partial(sink.drop_unreferenced, [TABLE], {})
 
 
-@pytest.mark.parametrize("name", ["search", "cache"])
+@pytest.mark.parametrize("name", ["search", "keyed", "named", "cache"])
 def test_no_sink_tells_a_secret(name: str, file: Path) -> None:
     sink = factory.build(settings.load(file, {}), name)
     failures = []

@@ -15,7 +15,7 @@ from cdc.config import settings
 from cdc.config.server_settings import KafkaSettings
 from cdc.config.settings import read_tree
 from cdc.errors import SettingsError
-from cdc.model.login import Address
+from cdc.model.login import Address, Login
 from cdc.sinks.delta.settings import Delta
 from tests.support import pages
 from tests.support.answering import ELSEWHERE
@@ -57,6 +57,8 @@ DOCUMENTED = [
     if language == "yaml"
 ]
 """What pages show of pipeline files."""
+FILES = re.compile(r"/(etc|run)/[\w./-]+")
+"""Files that they name, with secrets and certificates."""
 
 
 def put_in_file(part: dict[str, Any]) -> dict[str, Any]:
@@ -72,8 +74,7 @@ def put_in_file(part: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("block", DOCUMENTED)
 def test_what_pages_show_of_a_file_is_accepted(tmp_path: Path, block: str) -> None:
     shown = tmp_path / "shown.yaml"
-    # Files that the pages name, with a certificate in each.
-    shown.write_text(re.sub(r"/(etc|run)/[\w./-]+", str(ELSEWHERE), block))
+    shown.write_text(FILES.sub(str(ELSEWHERE), block))
     _, part = read_tree(shown)
     names = set(re.findall(r"\$\{(\w+)\}", block))
     environment = {name: f"https://example.com/{name}" for name in names}
@@ -231,10 +232,65 @@ def test_a_relative_path_is_the_files(
 
 
 @pytest.mark.parametrize(
+    ("search", "problem"),
+    [
+        ("", "search: needs a url or nodes, and takes one of them"),
+        (
+            'url: "http://a", nodes: ["http://b"]',
+            "search: needs a url or nodes, and takes one of them",
+        ),
+        ('nodes: ["https://a:9200", "https://A:9200/"]', "search.nodes: names a node twice"),
+        ('nodes: ["https://me:hunter2@a"]', "search.nodes: has a login in a node"),
+        ('nodes: ["https://a", "http://b"]', "search.nodes: mixes http:// and https://"),
+        ('nodes: ["a:9200"]', "search.nodes.0: needs http:// or https://"),
+        ('url: "http://a", ca: PEM', "search: ca and certificate don't count with http:"),
+        ('url: "https://a", ca: nowhere.pem', "search.ca: names no file that is there"),
+        ('url: "https://a", ca: shop.yaml', "search.ca: holds no certificates in PEM"),
+        ('url: "https://a", certificate: PEM', "search: certificate and key go together"),
+        ('url: "https://a", user: me', "search: user and password go together"),
+        ('url: "https://me:hunter2@a", user: me, password: hunter2', "search: has two logins"),
+        (
+            'url: "https://a", api_key: hunter2, user: me, password: hunter2',
+            "search: has two logins",
+        ),
+    ],
+)
+def test_an_index_that_cannot_be_reached_so_is_refused(
+    tmp_path: Path, search: str, problem: str
+) -> None:
+    settings_text = f"{{type: elasticsearch, {search.replace('PEM', str(ELSEWHERE))}}}"
+    with pytest.raises(SettingsError) as caught:
+        load(
+            tmp_path,
+            GOOD.replace('{type: elasticsearch, url: "http://localhost:9200"}', settings_text),
+        )
+    assert f": sinks.{problem}" in caught.value.message
+    assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_an_index_has_several_nodes_and_a_login(tmp_path: Path) -> None:
+    search = 'nodes: ["https://a:9200/", "https://b:9200"], ca: PEM, user: me, password: hunter2'
+    settings_text = f"{{type: elasticsearch, {search.replace('PEM', str(ELSEWHERE))}}}"
+    loaded = load(
+        tmp_path, GOOD.replace('{type: elasticsearch, url: "http://localhost:9200"}', settings_text)
+    )
+    address = loaded.sinks["search"].address  # type: ignore[attr-defined]
+    assert address == Address(
+        "https://a:9200,https://b:9200", Login(ca=str(ELSEWHERE), user="me", password="hunter2")
+    )
+    assert "hunter2" not in repr(loaded)
+
+
+@pytest.mark.parametrize(
     ("sink", "same"),
     [
         ('{type: elasticsearch, url: "http://localhost:9200"}', "search"),
         ('{type: elasticsearch, url: "http://me:secret@127.0.0.1:9200/"}', "search"),
+        (
+            '{type: elasticsearch, nodes: ["http://localhost:9202", "http://127.0.0.1:9200"]}',
+            "search",
+        ),
+        ('{type: elasticsearch, nodes: ["http://localhost:9201", "http://localhost:9202"]}', None),
         ('{type: elasticsearch, url: "http://localhost:9201"}', None),
         ('{type: elasticsearch, url: "http://localhost:9200/behind/a/proxy"}', None),
         ('{type: redis, url: "redis://localhost/0", prefix: shop}', "cache"),
@@ -311,7 +367,7 @@ def test_the_name_is_known_before_any_server_runs(tmp_path: Path) -> None:
         ("kafka: {brokers: b, user: u}", "kafka: user doesn't count with no mechanism", "take user out"),
         ("kafka: {brokers: b, ca: FOLDER/ca}", "ca and certificate don't count with protocol PLAINTEXT", "SASL_SSL"),
         ("kafka: {brokers: b, protocol: SSL, ca: FOLDER/none}", "kafka.ca: names no file that is there", "PEM"),
-        ("kafka: {brokers: b, protocol: SSL, ca: FOLDER/text}", "kafka.ca: holds no certificates in PEM", "openssl x509"),
+        ("kafka: {brokers: b, protocol: SSL, ca: FOLDER/text}", "kafka.ca: holds no certificates", "openssl x509"),
         ("kafka: {brokers: b, protocol: SSL, certificate: FOLDER/ca}", "certificate and key go together", "neither"),
         (
             "kafka: {brokers: b, protocol: SSL, certificate: FOLDER/ca, key: FOLDER/text}",

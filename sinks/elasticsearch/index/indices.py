@@ -23,8 +23,8 @@ from cdc.sinks.elasticsearch.client import (
     join_names,
     lift_hint,
     open_hint,
-    unavailable,
 )
+from cdc.sinks.elasticsearch.connection import unavailable
 
 WRITER_SEPARATOR = ".W."
 """Between an index' name and a writer's token. No index may have a capital in its name."""

@@ -1,0 +1,170 @@
+"""Elasticsearch as a company runs it: several nodes, https with an authority of its own, users with few rights."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import trustme
+
+from cdc.compose import artifacts, host, process
+from cdc.compose.servers import Elasticsearch, ServerDirs
+from cdc.compose.versions import ELASTICSEARCH
+from tests.support.wait import wait_until
+
+START_S = 180
+SETTINGS = """
+xpack.security.enabled: true
+xpack.security.http.ssl: {enabled: true, key: tls.key, certificate: tls.pem}
+xpack.security.transport.ssl:
+  {enabled: true, verification_mode: certificate, key: tls.key, certificate: tls.pem, certificate_authorities: [ca.pem]}
+resource.reload.interval.high: 1s
+"""
+ROLES = (
+    "node.roles: [master, data]\ncluster.initial_master_nodes: [es-1]\n",
+    "node.roles: [data]\n",
+)
+"""The first node alone can be the master, so that the cluster outlives the second one."""
+USER = "shop"
+PASSWORD = "let-me-in-4711"
+ADMIN = "admin"
+PREFIX = "t_"
+"""What the pipelines of tests begin with."""
+RIGHTS: dict[str, Any] = {
+    "cluster": ["monitor"],
+    "indices": [
+        {"names": [f"{PREFIX}*"], "privileges": ["all"]},
+        {"names": ["cdc-position"], "privileges": ["all"]},
+    ],
+}
+"""The rights of USER, as `roles.yml` has them: those that the documentation lists."""
+
+
+class Node:
+    """One node of a cluster, a process that may be killed and started again."""
+
+    def __init__(self, name: str, folder: Path, ports: Mapping[str, int]) -> None:
+        self.server = Elasticsearch()
+        self.name = name
+        self.url = f"https://127.0.0.1:{ports[name]}"
+        own = {"elasticsearch": ports[name], "elasticsearch-transport": ports[_transport(name)]}
+        self.dirs = ServerDirs(
+            folder / name / "elasticsearch", own, artifacts.servers(), host.java()
+        )
+        self._process: process.Process | None = None
+
+    def start(self) -> None:
+        environment = self.server.environment(self.dirs)
+        command = self.server.command(self.dirs)
+        self._process = process.spawn(
+            command,
+            home=self.dirs.home,
+            log=self.dirs.log,
+            env=environment,
+            user=self.server.user(),
+        )
+
+    def kill(self) -> None:
+        if self._process:
+            process.kill(self._process)
+
+
+class SecuredIndex:
+    """A cluster. ca: the file of its authority. nodes: at the addresses `urls`, in this order."""
+
+    def __init__(self, folder: Path, ca: trustme.CA, names: Sequence[str]) -> None:
+        self.authority = ca
+        self.ca = folder / "ca.pem"
+        ca.cert_pem.write_to_path(str(self.ca))
+        ports = host.choose_ports([*names, *map(_transport, names)])
+        self.nodes = [Node(name, folder, ports) for name in names]
+        self.urls = tuple(node.url for node in self.nodes)
+        seeds = [f"127.0.0.1:{ports[_transport(name)]}" for name in names]
+        text = f"discovery.seed_hosts: {json.dumps(seeds)}\n{SETTINGS}"
+        for node, roles in zip(self.nodes, ROLES, strict=False):
+            self._prepare(node, text + roles)
+        self.set_user(ADMIN, PASSWORD, "superuser")
+        self.set_user(USER, PASSWORD, USER)
+        self.set_rights(RIGHTS)
+
+    def _prepare(self, node: Node, settings: str) -> None:
+        node.server.prepare(node.dirs)
+        conf = node.dirs.conf
+        path = conf / "elasticsearch.yml"
+        lines = path.read_text().splitlines()
+        kept = [line for line in lines if not line.startswith(("discovery.", "node.", "xpack."))]
+        path.write_text("\n".join([*kept, f"node.name: {node.name}", settings]))
+        for name in ("users", "users_roles"):
+            (conf / name).touch()
+        self.authority.cert_pem.write_to_path(str(conf / "ca.pem"))
+        own = self.authority.issue_cert("127.0.0.1", "localhost")
+        own.private_key_pem.write_to_path(str(conf / "tls.key"))
+        own.cert_chain_pems[0].write_to_path(str(conf / "tls.pem"))
+        host.change_owner(node.dirs.home, node.server.user())
+
+    def set_user(self, name: str, password: str, role: str = "") -> None:
+        """Give a user a password, a new one with a role. Nodes that run know it within seconds."""
+        first = self.nodes[0]
+        folder = first.dirs.files / "elasticsearch" / f"elasticsearch-{ELASTICSEARCH}"
+        words = ["useradd", name, "-r", role] if role else ["passwd", name]
+        first.server.run(first.dirs, folder / "bin/elasticsearch-users", *words, "-p", password)
+        for node in self.nodes[1:]:
+            for file in ("users", "users_roles"):
+                shutil.copy(first.dirs.conf / file, node.dirs.conf / file)
+                host.change_owner(node.dirs.conf, node.server.user())
+
+    def set_rights(self, rights: Mapping[str, Any]) -> None:
+        """Give USER these rights. Nodes that run know them within seconds."""
+        for node in self.nodes:
+            path = node.dirs.conf / "roles.yml"
+            path.write_text(json.dumps({USER: rights}))
+            host.change_owner(node.dirs.conf, node.server.user())
+
+    def client(self, node: int = 0) -> httpx.Client:
+        """Return a client of a node that may do everything."""
+        return httpx.Client(
+            base_url=self.urls[node],
+            auth=(ADMIN, PASSWORD),
+            verify=False,
+            timeout=60,
+        )
+
+    def wait_for_nodes(self, node: int = 0, count: int = 0) -> None:
+        """Wait until a node is in a cluster of so many, all of them if 0, and every index is whole."""
+        query = {"wait_for_nodes": str(count or len(self.nodes)), "wait_for_status": "green"}
+
+        def is_whole() -> bool:
+            with self.client(node) as client:
+                try:
+                    answer = client.get("/_cluster/health", params={**query, "timeout": "1s"})
+                except httpx.HTTPError:
+                    return False
+            return answer.status_code == httpx.codes.OK
+
+        wait_until(is_whole, START_S, "the cluster to be whole")
+
+
+def _transport(name: str) -> str:
+    return f"{name}-transport"
+
+
+@contextmanager
+def secured_index() -> Iterator[SecuredIndex]:
+    """A new cluster of two nodes, whose users and files are its own."""
+    folder = Path(tempfile.mkdtemp(prefix="cdc-index-"))
+    # Root's servers run as another user.
+    folder.chmod(0o755)
+    index = SecuredIndex(folder, trustme.CA(), ["es-1", "es-2"])
+    try:
+        for node in index.nodes:
+            node.start()
+        index.wait_for_nodes()
+        yield index
+    finally:
+        for node in index.nodes:
+            node.kill()
+        shutil.rmtree(folder, ignore_errors=True)
