@@ -9,9 +9,13 @@ an entry point.
 from collections.abc import Hashable, Sequence
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from pydantic import Field, field_validator
+
+from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import Section
+from cdc.config.source_settings import TABLE, by_name, check_pattern, matches
 from cdc.errors import SettingsError
 
 GROUP = "cdc.sinks"
@@ -21,6 +25,17 @@ TRIGGER = (
     " starts at once."
 )
 """The description of `trigger_s`, the same for every kind."""
+
+
+class ListedTable(Section):
+    """An entry of a sink's `tables`: captured tables that the sink has views of."""
+
+    table: str = Field(pattern=TABLE, description="schema.table")
+
+    @field_validator("table")
+    @classmethod
+    def _check_pattern(cls, table: str) -> str:
+        return check_pattern(table)
 
 
 class SinkSettings(Section):
@@ -36,6 +51,12 @@ class SinkSettings(Section):
     """Whether the file's `state` can be of this kind."""
     territory_setting: ClassVar[str] = ""
     """The setting to change if a state's territory is a sink's, too."""
+
+    tables: tuple[Annotated[ListedTable, by_name], ...] | None = Field(
+        default=None, examples=["[public.orders]"]
+    )
+    """The captured tables that the sink has views of: names, or patterns like `public.*`. Without it the sink
+    has all of them. Documents of `views` go where their `to` says, whatever this lists."""
 
     if TYPE_CHECKING:
         type: str
@@ -53,6 +74,20 @@ class SinkSettings(Section):
     def territory(self) -> frozenset[Hashable]:
         """All that the sink may empty or replace: a state can't lie there."""
         return frozenset([self.place])
+
+    def lists(self, table: str) -> bool:
+        """Whether the sink has a view of a captured table."""
+        return self.tables is None or any(matches(entry.table, table) for entry in self.tables)
+
+    @field_validator("tables")
+    @classmethod
+    def _check_tables(
+        cls, tables: tuple[ListedTable, ...] | None
+    ) -> tuple[ListedTable, ...] | None:
+        names = [entry.table for entry in tables or ()]
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise InvalidSetting(f"listed twice: {', '.join(duplicates)}", "take one of them out")
+        return tables
 
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
         """Raise InvalidSetting for a table that the settings of sink `name` have and `source.tables` hasn't."""

@@ -97,6 +97,8 @@ class Table:
     """
     events: bool = False
     """Whether the rows are events: views keep those that the table has no longer."""
+    unlisted_by: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """The sinks that have no view of a captured table."""
 
     def __hash__(self) -> int:
         """Hash once: a table is looked up for each of its rows."""
@@ -115,8 +117,10 @@ class Table:
         return f"{self.schema}.{self.name}"
 
     def is_in(self, sink: str) -> bool:
-        """Whether a sink holds a view of the table: captured ones are in all sinks."""
-        return self.derivation is None or sink in self.derivation.sinks
+        """Whether a sink has a view of the table. Every part of the pipeline asks here."""
+        if self.derivation is None:
+            return sink not in self.unlisted_by
+        return sink in self.derivation.sinks
 
     def column(self, name: str) -> Column:
         """The column of that name. Raises StopIteration if the table has none."""

@@ -174,7 +174,9 @@ class Examination:
                 views = examine_views(conn, self.pipeline, survey).tables
         except CdcError:
             return  # Postgres' own part reports that.
-        for table in (*survey.tables, *(view for view in views if view.is_in(sink.name))):
+        for table in (*survey.tables, *views):
+            if not table.is_in(sink.name):
+                continue
             try:
                 sink.require_fit(table)
             except SchemaMismatch as error:

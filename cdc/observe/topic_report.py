@@ -64,7 +64,7 @@ def tables_of_sink(pipeline: Pipeline, sink: str, waiting: Collection[str]) -> t
             for table in tables_of(view)
         }
         return tuple(table for table in captured if table.qualified in used)
-    return (*captured, *(view for view in views if view.is_in(sink)))
+    return tuple(table for table in (*captured, *views) if table.is_in(sink))
 
 
 def read_topics(

@@ -239,10 +239,33 @@ def table_named(tables: Sequence[Table], name: str) -> Table:
     raise SettingsError(f"The pipeline doesn't capture {name}.", hint=f"one of: {names}")
 
 
+def tables_in(
+    sinks: Sequence[str], tables: Sequence[Table], name: str | None = None
+) -> tuple[Table, ...]:
+    """Select the tables of which one of these sinks, at least, has a view. `name`: of the only one that
+    was asked for. Raises SettingsError if no sink has that.
+    """
+    selected = tuple(table for table in tables if any(map(table.is_in, sinks)))
+    if name and not selected:
+        setting = "to" if name.startswith(f"{SCHEMA}.") else f"sinks.{sinks[0]}.tables"
+        raise SettingsError(
+            f"{name} isn't in {', '.join(sinks)}.",
+            hint=f"name another table or sink, or add it in the pipeline file: {setting}",
+        )
+    return selected
+
+
 def tables_by_name_only(pipeline: Pipeline) -> tuple[Table, ...]:
     """The captured tables without columns and key, which are unknown while Postgres is down."""
     return tuple(
-        Table(schema, name, (), (), pipeline.topic(entry.table))
+        Table(
+            schema,
+            name,
+            (),
+            (),
+            pipeline.topic(entry.table),
+            unlisted_by=pipeline.unlisted_by(entry.table),
+        )
         for entry in pipeline.source.tables
         for schema, name in [entry.table.split(".")]
     )
@@ -295,6 +318,7 @@ def _describe(
         labels=labels,
         has_children=has_children,
         events=entry.events,
+        unlisted_by=pipeline.unlisted_by(entry.table),
     )
     collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
     if error := column_names.refusal_error(table, lambda table: [*collisions, *refusals(table)]):
