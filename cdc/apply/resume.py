@@ -39,7 +39,14 @@ from cdc.model.column_names import refusal_error
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Applier, Archive, SchemaMismatch, Sink, positions
+from cdc.sink.contract import (
+    Applier,
+    Archive,
+    SchemaMismatch,
+    Sink,
+    positions,
+    require_same_shape,
+)
 from cdc.sink.promotion import GenerationReplaced
 
 TOPICS_S = 5.0
@@ -427,6 +434,8 @@ class SinkViews:
             stored = sink.position(table)
             self.refuse_unfilled(continuity, table, stored)
             continuity.resume(sink.name, table, stored)
+            if stored and stored.floor >= self._floor(table):
+                require_same_shape(table, sink.name, stored)
             sink.prepare(table)
         except (SinkRejected, Discontinued):
             return False
@@ -463,11 +472,12 @@ def prepare(
     A view without a position, or from before `floor`, the number of its table's last floor, is
     cleared. Its rows would stay for ever otherwise: no record removes a row that is dead, or whose
     tombstone was compacted away. `refuse` raises if the log can't make the view again, and is
-    called before the view is cleared.
+    called before the view is cleared. Raises SchemaMismatch as `require_same_shape` does.
     """
     if stored is None or stored.floor < floor:
         refuse(None)
         sink.clear(table)
         stored = None
+    require_same_shape(table, sink.name, stored)
     sink.prepare(table)
     return stored

@@ -189,12 +189,13 @@ def _views(
     from cdc.errors import CdcError
     from cdc.kafka.log_continuity import Continuity
     from cdc.kafka.log_refusals import Discontinued
-    from cdc.sink.contract import FitChecker, SchemaMismatch, positions
+    from cdc.postgres.table_survey import tables_in
+    from cdc.sink.contract import FitChecker, SchemaMismatch, positions, require_same_shape
 
     continuity = Continuity(pipeline, kafka).read(sorted(existing))
     views: dict[str, dict[str, Any]] = {}
     for sink in sinks:
-        own = [table for table in tables if table.is_in(sink.name)]
+        own = tables_in([sink.name], tables)
         try:
             stored_positions = positions(sink, own)
         except CdcError as error:
@@ -207,6 +208,7 @@ def _views(
             try:
                 if table.topic in existing:
                     continuity.refuse(sink.name, table, stored)
+                require_same_shape(table, sink.name, stored)
                 if isinstance(sink, FitChecker):
                     sink.require_fit(table)
             except (Discontinued, SchemaMismatch) as error:

@@ -30,6 +30,7 @@ from cdc.config.source_settings import Source, TableSettings, matches, shared_na
 from cdc.config.view_settings import SCHEMA, AnyView, ViewName, check_views
 from cdc.config.view_settings import STATE as STATE_NAME
 from cdc.errors import SettingsError
+from cdc.model.table import Projection
 
 NAME = r"^[a-z][a-z0-9_]{0,47}$"
 SinkName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
@@ -252,6 +253,11 @@ class Pipeline(Section):
     def unlisted_by(self, table: str) -> tuple[str, ...]:
         """The sinks that have no view of a captured table: their `tables` don't list it."""
         return tuple(name for name, sink in self.sinks.items() if not sink.lists(table))
+
+    def projections(self, table: str) -> dict[str, Projection]:
+        """The columns that sinks have of a captured table, of sinks that don't have all, by sink."""
+        found = {name: sink.projection(table) for name, sink in self.sinks.items()}
+        return {name: projection for name, projection in found.items() if projection}
 
     def refuse_unknown_tables(self) -> None:
         """Raise SettingsError for what a sink lists and `source.tables` hasn't, once its patterns are

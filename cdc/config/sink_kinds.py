@@ -11,12 +11,13 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import Section
 from cdc.config.source_settings import TABLE, by_name, check_pattern, matches
 from cdc.errors import SettingsError
+from cdc.model.table import Projection
 
 GROUP = "cdc.sinks"
 TRIGGER = (
@@ -31,11 +32,35 @@ class ListedTable(Section):
     """An entry of a sink's `tables`: captured tables that the sink has views of."""
 
     table: str = Field(pattern=TABLE, description="schema.table")
+    columns: tuple[str, ...] | None = None
+    """The columns that the sink has, beside the key; all of them without it."""
+    exclude: tuple[str, ...] = ()
+    """Columns that the sink doesn't have."""
 
     @field_validator("table")
     @classmethod
     def _check_pattern(cls, table: str) -> str:
         return check_pattern(table)
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> "ListedTable":
+        if "*" in self.table and (self.columns is not None or self.exclude):
+            raise InvalidSetting(
+                "columns and exclude are a single table's, not a pattern's",
+                f"list that table as well: [{self.table}, {{table: schema.table, exclude: [column]}}]",
+            )
+        if self.columns is not None and self.exclude:
+            raise InvalidSetting(
+                "columns and exclude say the same in two ways", "write only one of them"
+            )
+        return self
+
+    @property
+    def projection(self) -> Projection | None:
+        """The columns that the sink has; None for all."""
+        if self.columns is None and not self.exclude:
+            return None
+        return Projection(self.columns, self.exclude)
 
 
 class SinkSettings(Section):
@@ -78,6 +103,11 @@ class SinkSettings(Section):
     def lists(self, table: str) -> bool:
         """Whether the sink has a view of a captured table."""
         return self.tables is None or any(matches(entry.table, table) for entry in self.tables)
+
+    def projection(self, table: str) -> Projection | None:
+        """The columns that the sink has of a captured table; None for all."""
+        entries = (entry for entry in self.tables or () if entry.table == table)
+        return next((entry.projection for entry in entries), None)
 
     @field_validator("tables")
     @classmethod

@@ -178,7 +178,7 @@ class Context:
             f"{reason} ({sink.name})"
             for sink in self._all_sinks
             if table.is_in(sink.name)
-            for reason in sink.refusals(table)
+            for reason in sink.refusals(table.for_sink(sink.name))
         ]
         return [*column_names.refusals(table), *views]
 

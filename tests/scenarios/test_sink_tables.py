@@ -1,13 +1,17 @@
-"""What goes where: each sink has the tables that it lists, and a list that changes is followed."""
+"""What goes where: each sink has the tables and columns that it lists, and a list that changes is followed."""
 
 import json
 from typing import TYPE_CHECKING, Any
 
+import deltalake
+import pyarrow as pa
 import pytest
 import redis
 
 from cdc import client
 from cdc.errors import SettingsError
+from tests.support import http
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -101,3 +105,96 @@ def test_each_sink_has_the_tables_that_it_lists(world: "World") -> None:
         world.settle()
         assert compared(world) == EVERYWHERE
     assert cached(world, ORDERS) == dict.fromkeys(range(3, ROWS + 1), 2)
+
+
+COLUMNS = {"search": "", "cache": "exclude: [note]", "warehouse": "columns: [n]"}
+
+
+def list_columns(world: "World", columns: dict[str, str]) -> None:
+    """Write the file: each sink has all tables, and of items these columns."""
+    world.write_file("'public.*'")
+    text = world.file.read_text()
+    for sink, kind in (("search", "elasticsearch"), ("cache", "redis"), ("warehouse", "delta")):
+        entry = f"{{table: public.items, {columns[sink]}}}"
+        text = text.replace(f"{{type: {kind},", f"{{type: {kind}, tables: ['public.*', {entry}],")
+    world.file.write_text(text)
+
+
+def shown(world: "World") -> dict[str, set[tuple[str, ...]]]:
+    """Return which columns the rows of items have for readers, by sink."""
+    with redis.Redis.from_url(world.cache) as cache:
+        keys = list(cache.scan_iter(f"{world.name}:{ITEMS}:*"))
+        cached_rows = [json.loads(text) for text in cache.mget(keys)]
+    index = f"{world.stack.endpoints.elasticsearch}/{world.name}-{ITEMS}"
+    http.post(f"{index}/_refresh").raise_for_status()
+    hits = http.get(f"{index}/_search", params={"size": 100}).raise_for_status().json()["hits"]
+    mirror = deltalake.DeltaTable(str(world.warehouse / ITEMS / "mirror"))
+    rows = deltalake.QueryBuilder().register("t", mirror).execute("SELECT * FROM t").read_all()
+    views = {
+        "search": [hit["_source"] for hit in hits["hits"]],
+        "cache": cached_rows,
+        "warehouse": pa.table(rows).to_pylist(),
+    }
+    assert [len(view) for view in views.values()] == [ROWS] * 3
+    return {
+        sink: {tuple(sorted(name for name in row if not name.startswith("_cdc"))) for row in view}
+        for sink, view in views.items()
+    }
+
+
+def test_each_sink_has_the_columns_that_it_lists(world: "World") -> None:
+    world.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, n int, note text)",
+        f"INSERT INTO items SELECT i, i, 'first' FROM generate_series(1, {ROWS}) i",
+        "CREATE TABLE orders (id int PRIMARY KEY, n int)",
+    )
+    list_columns(world, COLUMNS)
+    world.cdc("migrate")
+    world.cdc("register")
+    everything = {(sink, table) for sink in COLUMNS for table in (ITEMS, ORDERS)}
+    with world.running():
+        world.settle()
+        world.sql(
+            "UPDATE items SET note = 'second' WHERE id > 10", "INSERT INTO orders VALUES (1, 1)"
+        )
+        world.settle()
+        assert compared(world) == everything
+        assert shown(world) == {
+            "search": {("id", "n", "note")},
+            "cache": {("id", "n")},
+            "warehouse": {("id", "n")},
+        }
+    list_columns(world, {**COLUMNS, "cache": "exclude: [id]"})
+    assert "In sinks.cache, public.items excludes id, which is part of its key" in " ".join(
+        world.cdc("plan").stdout.split()
+    )
+
+    list_columns(world, {"search": "exclude: [note]", "cache": "", "warehouse": "columns: [note]"})
+    before = shown(world)
+    planned = " ".join(world.cdc("plan").stdout.split())
+    for sink in COLUMNS:
+        assert f"The view of {ITEMS} in {sink} was made with other columns" in planned
+        assert f"cdc -p FILE rebuild {sink} --table {ITEMS}" in planned
+    with world.running():
+        world.sql("UPDATE items SET n = 0", "INSERT INTO orders VALUES (2, 2)")
+        wait_until(
+            lambda: (
+                {(finding["code"], finding["sink"]) for finding in world.json("status")["findings"]}
+                == {("view-stopped", sink) for sink in COLUMNS}
+            ),
+            60,
+            "each view of other columns to be reported",
+        )
+        assert shown(world) == before
+        for sink in COLUMNS:
+            world.rebuild(sink, ITEMS)
+        world.settle()
+        world.sql("UPDATE items SET n = 1, note = 'third' WHERE id < 5")
+        world.settle()
+        assert compared(world) == everything
+        assert shown(world) == {
+            "search": {("id", "n")},
+            "cache": {("id", "n", "note")},
+            "warehouse": {("id", "note")},
+        }
+    assert world.cdc("plan").stdout == "nothing to do\n"

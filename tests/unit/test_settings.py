@@ -15,6 +15,7 @@ from cdc.config import settings
 from cdc.config.settings import read_tree
 from cdc.control import registrations
 from cdc.errors import SettingsError
+from cdc.model.table import Column, IndexOptions, Projection, Table
 from cdc.observe.topic_report import tables_of_sink
 from cdc.postgres import table_survey
 from cdc.sinks.delta.settings import Delta
@@ -286,6 +287,15 @@ def test_a_sink_has_the_tables_that_it_lists(
         ("[a.b]", "tables.0", "the table isn't captured", "source.tables, or list one of: public.orders, public.items"),
         ("[public.orders, 'sales.*']", "tables.1", "the pattern matches nothing of source.tables", "public.orders"),
         ("['public.a?*']", "tables.0.table", "a pattern has letters, digits, _, - and * only", "public.*"),
+        (
+            "[{table: 'public.*', exclude: [note]}]", "tables.0", "columns and exclude are a single table's, not a pat",
+            "list that table as well: [public.*, {table: schema.table",
+        ),
+        (
+            "[{table: public.items, columns: [a], exclude: [note]}]", "tables.0",
+            "columns and exclude say the same in two ways", "only one of them",
+        ),
+        ("[{table: public.items, colums: [a]}]", "tables.0.colums", "no such setting", "did you mean columns?"),
         ("[orders]", "tables.0.table", "a table is written schema.table", "public.flights"),
         ("[public.items, public.items]", "tables", "listed twice: public.items", "take one"),
         ("public.items", "tables", "a list is needed: [a, b]", "tables: [public.orders]"),
@@ -297,8 +307,63 @@ def test_what_a_sink_cannot_list(
 ) -> None:
     with pytest.raises(SettingsError) as caught:
         load(tmp_path, LISTED.replace("LISTED", listed))
-    assert f"shop.yaml:9: sinks.cache.{key}: {problem}." in caught.value.message
+    assert f"shop.yaml:9: sinks.cache.{key}: {problem}" in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("entry", "kept"),
+    [
+        ("{table: public.items, exclude: [note, secret]}", ["n"]),
+        ("{table: public.items, exclude: [secret, note]}", ["n"]),
+        ("{table: public.items, columns: [note]}", ["note"]),
+        ("{table: public.items, columns: []}", []),
+        ("public.items", ["n", "note", "secret"]),
+        ("'public.*'", ["n", "note", "secret"]),
+    ],
+)
+def test_a_sink_has_the_columns_that_it_lists(tmp_path: Path, entry: str, kept: list[str]) -> None:
+    """And always the key. What is stored beside the view's position follows the list, not its order."""
+    pipeline = load(
+        tmp_path,
+        LISTED.replace("LISTED", f"['public.*', {entry}]" if "table" in entry else f"[{entry}]"),
+    )
+    columns = tuple(Column(name, "text") for name in ("id", "n", "note", "secret"))
+    index = IndexOptions({"n": {"type": "keyword"}, "note": {"type": "keyword"}})
+    table = Table(
+        "public", "items", columns, ("id",), "shop.public.items",
+        index=index, projections=pipeline.projections("public.items"),
+    )  # fmt: skip
+    assert [table.for_sink(sink) for sink in ("search", "warehouse")] == [table, table]
+    in_cache = table.for_sink("cache")
+    assert [column.name for column in in_cache.columns] == ["id", *kept]
+    assert in_cache.index.fields.keys() == {"n", "note"} & {*kept}
+    assert in_cache.reshaped is bool(in_cache.shape) is (len(kept) < 3)
+    assert in_cache.for_sink("cache") == in_cache
+    exclude = Projection(exclude=("note", "secret"))
+    assert (in_cache.shape == exclude.shape) is (kept == ["n"])
+
+
+def test_a_table_is_compared_once_for_the_sinks_with_the_same_columns() -> None:
+    columns = tuple(Column(name, "text") for name in ("id", "n", "note"))
+    few = Projection(("n",))
+    projections = {"cache": few, "search": few}
+    table = Table(
+        "public", "items", columns, ("id",), "shop.public.items",
+        unlisted_by=("paper",), projections=projections,
+    )  # fmt: skip
+    sinks = ["search", "warehouse", "cache", "paper"]
+    selected = table_survey.tables_in(sinks, [table])
+    assert [[column.name for column in part.columns] for part in selected] == [
+        ["id", "n"],
+        ["id", "n", "note"],
+    ]
+    assert [list(filter(part.is_in, sinks)) for part in selected] == [
+        ["search", "cache"],
+        ["warehouse"],
+    ]
+    assert table_survey.tables_in(sinks, selected) == selected
+    assert table_survey.tables_in(["paper"], [table]) == ()
 
 
 def test_the_state_lists_no_tables(tmp_path: Path) -> None:

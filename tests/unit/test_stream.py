@@ -87,7 +87,7 @@ class Simulation:
         self.log.write(SHOP.registered_topic, [(KEY, msgspec.json.encode(registration))])
         self.sink = Cache(self.clock)
         self.ends = MemoryEnds(self.log)
-        self.listed = ["public.*"]
+        self.listed: list[Any] = ["public.*"]
         self.stream = self._stream(trigger_s)
         self._written = 0
 
@@ -132,7 +132,11 @@ class Simulation:
         self.clock.wait(Event(), START_S)
         cache = {**SHOP.sinks["cache"].model_dump(), "tables": self.listed}
         shop = pipeline("shop", NO_SOURCE, "public.*", sinks={"cache": cache})
-        captured = replace(ITEMS, unlisted_by=shop.unlisted_by(ITEMS.qualified))
+        captured = replace(
+            ITEMS,
+            unlisted_by=shop.unlisted_by(ITEMS.qualified),
+            projections=shop.projections(ITEMS.qualified),
+        )
         return with_views(shop, [captured], "cache")
 
     def _step(self, on_wait: Callable[["Simulation"], object]) -> None:
@@ -366,6 +370,37 @@ def test_a_table_that_is_taken_out_of_a_sink_stands_still_and_goes_on_when_it_is
     run.start_again(seconds=4)
     run.stream.run()
     assert run.view == run.topic.model()
+
+
+def test_a_view_of_other_columns_than_the_file_gives_is_refused() -> None:
+    """Rows of two shapes would lie side by side. A view that is made again has the new one."""
+
+    def act(run: Simulation) -> None:
+        if run.elapsed_s < 4:
+            run.change("u", len(run.topic.records) % 7)
+
+    only_n = {"table": ITEMS.qualified, "exclude": ["v"]}
+    run = Simulation(act, seconds=3)
+    run.listed = [only_n]
+    run.stream.run()
+    stood = run.view
+    assert stood == {
+        key: {name: value for name, value in row.items() if name != "v"}
+        for key, row in run.topic.model().items()
+    }
+    for other in (ITEMS.qualified, {"table": ITEMS.qualified, "columns": ["v"]}):
+        run.listed = [other]
+        run.start_again(seconds=3)
+        with pytest.raises(SchemaMismatch, match="was made with other columns") as caught:
+            run.stream.run()
+        assert "rebuild cache --table public.items" in caught.value.hint
+        assert run.view == stood
+    run.sink.clear(ITEMS)
+    run.start_again(seconds=3)
+    run.stream.run()
+    assert {tuple(row) for row in run.view.values()} == {("a", "b", "v")}
+    run.start_again(seconds=3)
+    run.stream.run()
 
 
 def test_a_table_that_is_put_back_too_late_is_refused() -> None:
