@@ -300,7 +300,7 @@ class SinkViews:
             self.sink.resume(standby, views, self._floor, refuse)
         except Discontinued as error:
             log.warning("generation_removed", sink=self.sink.name, error=error.message)
-            self._remove([table for table in views if table.qualified in standby])
+            self._remove([table for table in views if table.qualified in standby], {})
             return {}
         return standby
 
@@ -321,20 +321,28 @@ class SinkViews:
             raise GenerationReplaced(*next(iter(self._names.items())), self.sink.name)
 
     def _retire(self, tables: Sequence[Table], standby_names: Mapping[str, str]) -> None:
-        """Remove generations whose retention is over: those that are retained and no standby."""
+        """Remove generations whose retention is over: those that are retained and no standby. Also of
+        tables that the sink no longer lists.
+        """
         retained = self.sink_generations.retained if self._names is None else {}
         overdue = retained.keys() - standby_names.keys()
-        if expired := [table for table in tables if table.qualified in overdue]:
+        known = {table.qualified: table for table in tables}
+        expired = [known.get(name) or self._by_name_only(name) for name in sorted(overdue)]
+        if expired:
             log.info("generation_removed", sink=self.sink.name)
-            self._remove(expired)
+            self._remove(expired, standby_names)
 
-    def _remove(self, tables: Sequence[Table]) -> None:
-        """Remove a generation, first from the registry: after a failure its files are leftovers,
-        not a rollback.
+    def _by_name_only(self, name: str) -> Table:
+        schema, table = name.split(".")
+        return Table(schema, table, (), (), self.pipeline.topic(name))
+
+    def _remove(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        """Remove generations, first from the registry: after a failure their files are leftovers,
+        not a rollback. `keep`: generations of other tables, which may lie in the same place.
         """
         self.registry.forget_retained(self.sink.name, [table.qualified for table in tables])
         if isinstance(self.sink.live, Sink):
-            self.sink.live.drop_unreferenced(tables, {})
+            self.sink.live.drop_unreferenced(tables, keep)
         self.registry.read()
 
     def look(

@@ -372,6 +372,23 @@ def test_a_table_that_is_taken_out_of_a_sink_stands_still_and_goes_on_when_it_is
     assert run.view == run.topic.model()
 
 
+@pytest.mark.parametrize("listed", ["public.*", "public.other*"])
+def test_what_was_kept_for_a_rollback_goes_also_where_its_table_is_taken_out(listed: str) -> None:
+    run = Simulation(lambda _: None, seconds=1)
+    run.listed = [listed]
+    dropped: list[tuple[list[str], dict[str, str]]] = []
+    run.sink.drop_unreferenced = lambda tables, keep: dropped.append(  # type: ignore[method-assign]
+        ([table.qualified for table in tables], dict(keep))
+    )
+    registry = Registry(SHOP, run.log, run.clock.time)
+    for name, of_table, until_s in (("a", ITEMS.qualified, -1), ("b", "public.others", 60)):
+        view = RetainedView(name, run.clock.now + until_s, run.clock.now)
+        registry.write((("kept", "cache", of_table), asdict(view)))
+    run.stream.run()
+    assert dropped == [([ITEMS.qualified], {"public.others": "b"})]
+    assert registry.read().for_sink("cache").retained.keys() == {"public.others"}
+
+
 def test_a_view_of_other_columns_than_the_file_gives_is_refused() -> None:
     """Rows of two shapes would lie side by side. A view that is made again has the new one."""
 
