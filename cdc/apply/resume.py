@@ -39,7 +39,14 @@ from cdc.model.column_names import refusal_error
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Applier, Archive, SchemaMismatch, Sink, positions
+from cdc.sink.contract import (
+    Applier,
+    Archive,
+    SchemaMismatch,
+    Sink,
+    positions,
+    require_same_shape,
+)
 from cdc.sink.promotion import GenerationReplaced
 
 TOPICS_S = 5.0
@@ -293,7 +300,7 @@ class SinkViews:
             self.sink.resume(standby, views, self._floor, refuse)
         except Discontinued as error:
             log.warning("generation_removed", sink=self.sink.name, error=error.message)
-            self._remove([table for table in views if table.qualified in standby])
+            self._remove([table for table in views if table.qualified in standby], {})
             return {}
         return standby
 
@@ -314,20 +321,28 @@ class SinkViews:
             raise GenerationReplaced(*next(iter(self._names.items())), self.sink.name)
 
     def _retire(self, tables: Sequence[Table], standby_names: Mapping[str, str]) -> None:
-        """Remove generations whose retention is over: those that are retained and no standby."""
+        """Remove generations whose retention is over: those that are retained and no standby. Also of
+        tables that the sink no longer lists.
+        """
         retained = self.sink_generations.retained if self._names is None else {}
         overdue = retained.keys() - standby_names.keys()
-        if expired := [table for table in tables if table.qualified in overdue]:
+        known = {table.qualified: table for table in tables}
+        expired = [known.get(name) or self._by_name_only(name) for name in sorted(overdue)]
+        if expired:
             log.info("generation_removed", sink=self.sink.name)
-            self._remove(expired)
+            self._remove(expired, standby_names)
 
-    def _remove(self, tables: Sequence[Table]) -> None:
-        """Remove a generation, first from the registry: after a failure its files are leftovers,
-        not a rollback.
+    def _by_name_only(self, name: str) -> Table:
+        schema, table = name.split(".")
+        return Table(schema, table, (), (), self.pipeline.topic(name))
+
+    def _remove(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+        """Remove generations, first from the registry: after a failure their files are leftovers,
+        not a rollback. `keep`: generations of other tables, which may lie in the same place.
         """
         self.registry.forget_retained(self.sink.name, [table.qualified for table in tables])
         if isinstance(self.sink.live, Sink):
-            self.sink.live.drop_unreferenced(tables, {})
+            self.sink.live.drop_unreferenced(tables, keep)
         self.registry.read()
 
     def look(
@@ -427,6 +442,8 @@ class SinkViews:
             stored = sink.position(table)
             self.refuse_unfilled(continuity, table, stored)
             continuity.resume(sink.name, table, stored)
+            if stored and stored.floor >= self._floor(table):
+                require_same_shape(table, sink.name, stored)
             sink.prepare(table)
         except (SinkRejected, Discontinued):
             return False
@@ -463,11 +480,12 @@ def prepare(
     A view without a position, or from before `floor`, the number of its table's last floor, is
     cleared. Its rows would stay for ever otherwise: no record removes a row that is dead, or whose
     tombstone was compacted away. `refuse` raises if the log can't make the view again, and is
-    called before the view is cleared.
+    called before the view is cleared. Raises SchemaMismatch as `require_same_shape` does.
     """
     if stored is None or stored.floor < floor:
         refuse(None)
         sink.clear(table)
         stored = None
+    require_same_shape(table, sink.name, stored)
     sink.prepare(table)
     return stored

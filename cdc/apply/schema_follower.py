@@ -64,10 +64,10 @@ class SchemaFollower:
         self._turn = threading.Lock()
 
     def __call__(
-        self, history: Sequence[Definition], registration: Registration
-    ) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
+        self, history: Sequence[Definition], registration: Registration, sink: str | None = None
+    ) -> Described:
         """The tables as they are now, or as they were last if Postgres is down; and problems, by
-        table.
+        table. With a `sink` only problems of what it lists.
 
         Raises:
             SourceUnavailable: Postgres is down, and a definition or the registration has changed
@@ -105,9 +105,12 @@ class SchemaFollower:
             carried = [
                 name for name in captured if name in self._tables and name not in self._refused
             ]
-            return [
-                self._shaped(name, history, registration) for name in carried
-            ], vanished | self._refused
+            problems = {
+                name: problem
+                for name, problem in (vanished | self._refused).items()
+                if sink not in self._pipeline.unlisted_by(name)
+            }
+            return [self._shaped(name, history, registration) for name in carried], problems
 
     def _shaped(
         self, name: str, history: Sequence[Definition], registration: Registration
@@ -128,7 +131,12 @@ class SchemaFollower:
         }
         never_sent = set(excluded) - set(captured.withdrawn)
         lost = former - {column.name for column in table.columns} - never_sent
-        return replace(table, reshaped=bool(lost or captured.withdrawn))
+        return replace(
+            table,
+            reshaped=bool(lost or captured.withdrawn),
+            # As of the file, which may have been read while Postgres was away.
+            unlisted_by=self._pipeline.unlisted_by(name),
+        )
 
     def _vanished_tables(self, results: Sequence[Consequence]) -> dict[str, list[str]]:
         latest = {result.table: result for result in results}

@@ -195,8 +195,6 @@ class Auditor:
         self._kafka = kafka
         self._sinks = sinks
         self._placeholder = placeholder
-        # Values that only a warehouse can't hold are no defect where there is no warehouse.
-        self._warehouse = any(isinstance(sink, Archive) for sink in sinks)
 
     def audit(self, table: Table, repair_s: float | None = None) -> Audit:
         """Audit a table's topic: find what would make a rebuild of its views wrong.
@@ -211,7 +209,9 @@ class Auditor:
         flaws = topic_flaws(self._kafka, self._pipeline, table)
         if any(flaw.key == "topic-missing" for flaw in flaws):
             return Audit(table.qualified, table.topic, flaws=tuple(flaws))
-        checkpoints = {sink.name: sink.position(table) for sink in self._sinks}
+        checkpoints = {
+            sink.name: sink.position(table) for sink in self._sinks if table.is_in(sink.name)
+        }
         flaws += view_flaws(self._kafka, self._pipeline, table, checkpoints)
         with ExitStack() as frames:
             wrong, counts = self._fold_topic(table, frames)
@@ -282,7 +282,8 @@ class Auditor:
         classifier = RecordClassifier(
             table,
             reading,
-            self._warehouse,
+            # Values that only a warehouse can't hold are no defect where there is no warehouse.
+            any(isinstance(sink, Archive) for sink in self._sinks if table.is_in(sink.name)),
             last_silent_change_lsn(control.definitions, table.qualified),
         )
         topic_records = kafka_source.read_until(

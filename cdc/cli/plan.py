@@ -45,6 +45,8 @@ def lines(change_plan: "Plan") -> "Iterator[str]":
     for verb in ("migrate", "register", "run"):
         for change in getattr(change_plan, verb):
             yield f"{verb:<9} {change}"
+    for view in change_plan.kept:
+        yield f"note      {view} is no longer in the file: nobody updates it"
     for name in change_plan.idle:
         yield f"note      nobody reads the slot of pipeline {name}, and Postgres keeps its log for it. If that was this"
         yield f"          one's name: delete its connector, then SELECT pg_drop_replication_slot('{name}')"
@@ -72,6 +74,7 @@ def _make_plan(context: "Context") -> "Plan":
     from cdc.sink.factory import build_state
 
     pipeline = context.pipeline
+    sinks = context.sinks(None)
     troubles = list[CdcError]()
 
     @contextmanager
@@ -115,7 +118,8 @@ def _make_plan(context: "Context") -> "Plan":
             registration,
             present_config,
             {table.qualified: overrides[table.topic] for table in present},
-            _views(context.sinks(None), pipeline, kafka, tables, existing),
+            _views(sinks, pipeline, kafka, tables, existing),
+            [view for sink in sinks for view in _kept(sink, tables)],
             _idle(conn, pipeline.pipeline),
         )
         with noting(SourceError):
@@ -155,6 +159,24 @@ def _idle(conn: "Connection", name: str) -> list[str]:
     return [pipeline for (pipeline,) in conn.execute(IDLE, [name])]
 
 
+def _kept(sink: "Sink", tables: "Sequence[Table]") -> "Iterator[str]":
+    """Find the views that a sink has and the file doesn't give it any more."""
+    from cdc.errors import CdcError
+    from cdc.sink.contract import SchemaMismatch
+
+    # That a sink can't be asked is a refusal of its own.
+    with suppress(CdcError):
+        for table in tables:
+            if table.is_in(sink.name):
+                continue
+            try:
+                is_there = sink.position(table) is not None
+            except SchemaMismatch:
+                is_there = True
+            if is_there:
+                yield f"{table.qualified} in {sink.name}"
+
+
 def _views(
     sinks: "Sequence[Sink]",
     pipeline: "Pipeline",
@@ -167,12 +189,13 @@ def _views(
     from cdc.errors import CdcError
     from cdc.kafka.log_continuity import Continuity
     from cdc.kafka.log_refusals import Discontinued
-    from cdc.sink.contract import FitChecker, SchemaMismatch, positions
+    from cdc.postgres.table_survey import tables_in
+    from cdc.sink.contract import FitChecker, SchemaMismatch, positions, require_same_shape
 
     continuity = Continuity(pipeline, kafka).read(sorted(existing))
     views: dict[str, dict[str, Any]] = {}
     for sink in sinks:
-        own = [table for table in tables if table.is_in(sink.name)]
+        own = tables_in([sink.name], tables)
         try:
             stored_positions = positions(sink, own)
         except CdcError as error:
@@ -185,6 +208,7 @@ def _views(
             try:
                 if table.topic in existing:
                     continuity.refuse(sink.name, table, stored)
+                require_same_shape(table, sink.name, stored)
                 if isinstance(sink, FitChecker):
                     sink.require_fit(table)
             except (Discontinued, SchemaMismatch) as error:

@@ -83,6 +83,7 @@ def verify(
     # Before Spark starts, so that a mistake is refused at once.
     options = Options(sample, _moment_ms(since) if since else None, rate, timeout)
     tables, waiting = _select(context.obj, table, names)
+    tables = table_survey.tables_in(names, tables, None if waiting else table)
     check_connector(pipeline, names, timeout)
     modules = [*context.obj.executors(names), "cdc.verify.census"]
     stalled = StalledViews(lambda: find_stalled(_read_progress(pipeline), tables))

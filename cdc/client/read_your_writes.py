@@ -245,8 +245,8 @@ def view(path: str | Path, sink: str, table: str) -> View:
         *table_survey.tables_by_name_only(pipeline),
         *table_survey.views_by_name_only(pipeline),
     ]
-    in_sink = [candidate for candidate in everything if candidate.is_in(sink)]
-    return View(pipeline, destination, table_survey.table_named(in_sink, table))
+    named = table_survey.table_named(everything, table)
+    return View(pipeline, destination, *table_survey.tables_in([sink], [named], table))
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:

@@ -1,5 +1,6 @@
 """The pipeline file: what to capture, where to put it. Mistakes are named with their line and the accepted form."""
 
+import difflib
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from pydantic import (
     ValidationInfo,
     create_model,
     field_validator,
+    model_validator,
 )
 
 from cdc.config import mistakes
@@ -25,11 +27,12 @@ from cdc.config.references import replaced
 from cdc.config.section import Section, Web
 from cdc.config.server_settings import Connect, ConnectSettings, Kafka, KafkaSettings
 from cdc.config.sink_kinds import SinkSettings, kinds
-from cdc.config.source_settings import Source, TableSettings, shared_names
+from cdc.config.source_settings import Source, TableSettings, matches, shared_names
 from cdc.config.view_settings import SCHEMA, AnyView, ViewName, check_views
 from cdc.config.view_settings import STATE as STATE_NAME
 from cdc.errors import SettingsError
 from cdc.model.login import Address
+from cdc.model.table import Projection
 
 NAME = r"^[a-z][a-z0-9_]{0,47}$"
 SinkName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
@@ -142,11 +145,19 @@ class Pipeline(Section):
         listed = [entry.table for entry in source.tables] if source else ["*"]
         for name, sink in sinks.items():
             sink.refuse_strangers(name, listed)
+        if source:
+            refuse_unknown(sinks, source.tables)
         return sinks
 
     @field_validator("state")
     @classmethod
     def _check_state(cls, state: SinkSettings | None, info: ValidationInfo) -> SinkSettings | None:
+        if state is not None and state.tables is not None:
+            raise InvalidSetting(
+                "the state has the tables that views are made of",
+                "take it out: `to` of a view says which sinks get its documents",
+                ("tables",),
+            )
         for name, sink in info.data.get("sinks", {}).items():
             if state is not None and not state.territory.isdisjoint(sink.territory):
                 raise InvalidSetting(
@@ -182,6 +193,17 @@ class Pipeline(Section):
                         (name,),
                     )
         return views
+
+    @model_validator(mode="after")
+    def _check_emptiness(self) -> "Pipeline":
+        for name, sink in self.sinks.items():
+            if sink.tables == () and not any(name in view.to for view in self.views.values()):
+                raise InvalidSetting(
+                    "the sink gets nothing: no table, and no view has it in its `to`",
+                    "list a table, or take the sink out",
+                    ("sinks", name, "tables"),
+                )
+        return self
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any], folder: Path | None = None) -> "Pipeline":
@@ -245,6 +267,26 @@ class Pipeline(Section):
         changed._listed = self.listed
         return changed
 
+    def unlisted_by(self, table: str) -> tuple[str, ...]:
+        """The sinks that have no view of a captured table: their `tables` don't list it."""
+        return tuple(name for name, sink in self.sinks.items() if not sink.lists(table))
+
+    def projections(self, table: str) -> dict[str, Projection]:
+        """The columns that sinks have of a captured table, of sinks that don't have all, by sink."""
+        found = {name: sink.projection(table) for name, sink in self.sinks.items()}
+        return {name: projection for name, projection in found.items() if projection}
+
+    def refuse_unknown_tables(self) -> None:
+        """Raise SettingsError for what a sink lists and `source.tables` hasn't, once its patterns are
+        replaced by tables.
+        """
+        try:
+            refuse_unknown(self.sinks, self.source.tables)
+        except InvalidSetting as error:
+            mistake = self.mistake(["sinks", *error.keys], str(error), error.hint)
+            mistake.finding_key = "tables-undecided"
+            raise mistake from None
+
     @property
     def changes_kept_s(self) -> float:
         """How long superseded records have to stay in the topics of tables, in seconds."""
@@ -307,6 +349,33 @@ class Pipeline(Section):
     def settings_topic(self) -> str:
         """The topic of the ledger: settings to restore, compactions, holes. See `cdc.kafka.ledger`."""
         return f"{self.pipeline}.settings"
+
+
+def refuse_unknown(sinks: Mapping[str, SinkSettings], captured: Sequence[TableSettings]) -> None:
+    """Raise InvalidSetting for a name or a pattern in a sink's `tables` that means nothing captured. A
+    pattern that may mean what another one does passes.
+    """
+    for name, sink in sinks.items():
+        for number, listed in enumerate(sink.tables or ()):
+            known = [entry.table for entry in captured]
+            if "*" in listed.table:
+                problem = "the pattern matches nothing of source.tables"
+                is_known = any(
+                    entry.pattern or matches(listed.table, entry.table) for entry in captured
+                )
+            else:
+                problem = "the table isn't captured"
+                is_known = any(entry.matches(listed.table) for entry in captured)
+            if is_known:
+                continue
+            near = difflib.get_close_matches(listed.table, known, n=1)
+            raise InvalidSetting(
+                problem,
+                f"did you mean {near[0]}?"
+                if near
+                else f"add it to source.tables, or list one of: {', '.join(known)}",
+                (name, "tables", str(number)),
+            )
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:

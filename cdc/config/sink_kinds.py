@@ -9,10 +9,15 @@ an entry point.
 from collections.abc import Hashable, Sequence
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from pydantic import Field, field_validator, model_validator
+
+from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import Section
+from cdc.config.source_settings import TABLE, by_name, check_pattern, matches
 from cdc.errors import SettingsError
+from cdc.model.table import Projection
 
 GROUP = "cdc.sinks"
 TRIGGER = (
@@ -21,6 +26,41 @@ TRIGGER = (
     " starts at once."
 )
 """The description of `trigger_s`, the same for every kind."""
+
+
+class ListedTable(Section):
+    """An entry of a sink's `tables`: captured tables that the sink has views of."""
+
+    table: str = Field(pattern=TABLE, description="schema.table")
+    columns: tuple[str, ...] | None = None
+    """The columns that the sink has, beside the key; all of them without it."""
+    exclude: tuple[str, ...] = ()
+    """Columns that the sink doesn't have."""
+
+    @field_validator("table")
+    @classmethod
+    def _check_pattern(cls, table: str) -> str:
+        return check_pattern(table)
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> "ListedTable":
+        if "*" in self.table and (self.columns is not None or self.exclude):
+            raise InvalidSetting(
+                "columns and exclude are a single table's, not a pattern's",
+                f"list that table as well: [{self.table}, {{table: schema.table, exclude: [column]}}]",
+            )
+        if self.columns is not None and self.exclude:
+            raise InvalidSetting(
+                "columns and exclude say the same in two ways", "write only one of them"
+            )
+        return self
+
+    @property
+    def projection(self) -> Projection | None:
+        """The columns that the sink has; None for all."""
+        if self.columns is None and not self.exclude:
+            return None
+        return Projection(self.columns, self.exclude)
 
 
 class SinkSettings(Section):
@@ -36,6 +76,12 @@ class SinkSettings(Section):
     """Whether the file's `state` can be of this kind."""
     territory_setting: ClassVar[str] = ""
     """The setting to change if a state's territory is a sink's, too."""
+
+    tables: tuple[Annotated[ListedTable, by_name], ...] | None = Field(
+        default=None, examples=["[public.orders]"]
+    )
+    """The captured tables that the sink has views of: names, or patterns like `public.*`. Without it the sink
+    has all of them. Documents of `views` go where their `to` says, whatever this lists."""
 
     if TYPE_CHECKING:
         type: str
@@ -53,6 +99,25 @@ class SinkSettings(Section):
     def territory(self) -> frozenset[Hashable]:
         """All that the sink may empty or replace: a state can't lie there."""
         return frozenset([self.place])
+
+    def lists(self, table: str) -> bool:
+        """Whether the sink has a view of a captured table."""
+        return self.tables is None or any(matches(entry.table, table) for entry in self.tables)
+
+    def projection(self, table: str) -> Projection | None:
+        """The columns that the sink has of a captured table; None for all."""
+        entries = (entry for entry in self.tables or () if entry.table == table)
+        return next((entry.projection for entry in entries), None)
+
+    @field_validator("tables")
+    @classmethod
+    def _check_tables(
+        cls, tables: tuple[ListedTable, ...] | None
+    ) -> tuple[ListedTable, ...] | None:
+        names = [entry.table for entry in tables or ()]
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise InvalidSetting(f"listed twice: {', '.join(duplicates)}", "take one of them out")
+        return tables
 
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
         """Raise InvalidSetting for a table that the settings of sink `name` have and `source.tables` hasn't."""

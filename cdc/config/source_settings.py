@@ -66,6 +66,20 @@ def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def check_pattern(table: str) -> str:
+    """Return a table's name, or a pattern of such names that can be used. Raises InvalidSetting."""
+    if "*" in table and not re.fullmatch(r"[A-Za-z0-9_*-]+\.[A-Za-z0-9_*-]+", table):
+        raise InvalidSetting(
+            "a pattern has letters, digits, _, - and * only", "for example: public.*"
+        )
+    return table
+
+
+def matches(pattern: str, table: str) -> bool:
+    """Whether a table has this name, or one that a pattern matches."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]*"), table) is not None
+
+
 class IndexSettings(Section):
     """The search index of a table, as far as the types of its columns don't decide it."""
 
@@ -103,11 +117,7 @@ class TableSettings(Section):
     @field_validator("table")
     @classmethod
     def _check_pattern(cls, table: str) -> str:
-        if "*" in table and not re.fullmatch(r"[A-Za-z0-9_*-]+\.[A-Za-z0-9_*-]+", table):
-            raise InvalidSetting(
-                "a pattern has letters, digits, _, - and * only", "for example: public.*"
-            )
-        return table
+        return check_pattern(table)
 
     @model_validator(mode="after")
     def _check_options(self) -> "TableSettings":
@@ -124,7 +134,7 @@ class TableSettings(Section):
 
     def matches(self, table: str) -> bool:
         """Whether the pattern matches; `*` stands for any characters of a schema's or a table's name."""
-        return re.fullmatch(re.escape(self.table).replace(r"\*", "[^.]*"), table) is not None
+        return matches(self.table, table)
 
 
 def shared_names(table: str) -> tuple[str, str]:
@@ -132,10 +142,9 @@ def shared_names(table: str) -> tuple[str, str]:
     return f"index {table.lower()}", f"topic {table.replace('.', '_')}"
 
 
-Entry = Annotated[
-    TableSettings,
-    BeforeValidator(lambda value: {"table": value} if isinstance(value, str) else value),
-]
+by_name = BeforeValidator(lambda value: {"table": value} if isinstance(value, str) else value)
+"""Takes a table's name for an entry without other settings."""
+Entry = Annotated[TableSettings, by_name]
 
 
 class Source(Section):

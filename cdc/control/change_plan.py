@@ -45,6 +45,8 @@ class CurrentState:
     """Settings of existing topics, by the table or the view of several tables."""
     views: Mapping[str, Mapping[str, Refusal | bool]] = field(default_factory=dict)
     """By sink and table: why a view can't continue, or whether it exists."""
+    kept: Sequence[str] = ()
+    """Views that sinks have and the file doesn't give them any more: `public.orders in cache`."""
     idle: Sequence[str] = ()
     """Pipelines that were prepared in this database, and whose slots no connector reads."""
 
@@ -72,6 +74,8 @@ class Plan:
     run: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+    """Views that nobody updates, since the file doesn't give them to their sinks any more."""
     idle: tuple[str, ...] = ()
     """Pipelines that may be this one under a former name."""
 
@@ -99,6 +103,7 @@ def plan(current: CurrentState, requested: RequestedState) -> Plan:
         ),
         (*requested.refused, *stuck),
         requested.left_out,
+        tuple(current.kept),
         tuple(current.idle) if current.config is None else (),
     )
 

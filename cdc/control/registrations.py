@@ -149,7 +149,8 @@ def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> Non
 
 def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
     """Raise SettingsError for a pattern that matches no registered table, because a check of no
-    table always passes.
+    table always passes; and for what a sink lists, if patterns leave it open and nothing registered is
+    meant.
     """
     for entry in pipeline.patterns:
         if not any(entry.matches(name) for name in names):
@@ -158,6 +159,7 @@ def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
                 finding_key="tables-undecided/pattern",
                 hint="correct it; or, if it means new ones: cdc -p FILE migrate, then cdc -p FILE register",
             )
+    pipeline.with_tables(names).refuse_unknown_tables()
 
 
 def refuse_waiting(registration: Registration | None, names: Iterable[str]) -> None:

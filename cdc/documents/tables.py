@@ -102,4 +102,5 @@ def with_views(
     views, refused = resolve(pipeline, captured)
     tables = [view_table(pipeline, view) for view in views]
     in_sink = {name: error for name, error in refused.items() if sink in pipeline.views[name].to}
-    return [*captured, *(table for table in tables if table.is_in(sink))], waiting(in_sink)
+    own = [table.for_sink(sink) for table in (*captured, *tables) if table.is_in(sink)]
+    return own, waiting(in_sink)

@@ -26,6 +26,7 @@ from cdc.sink.contract import (
     SchemaMismatch,
     Sink,
     positions,
+    require_same_shape,
 )
 from cdc.sink.lane import Entries
 from cdc.sink.rejection import Rejected, Skip, Stop
@@ -113,6 +114,7 @@ class StandbySink:
                 log.warning("standby_lost_rows", sink=self.name, table=name)
                 return
             refuse(table, checkpoint)
+            require_same_shape(table, self.name, checkpoint)
             standby.prepare(table)
             self.standby_at[table.topic] = checkpoint.position if checkpoint else None
         except SchemaMismatch as error:

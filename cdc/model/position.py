@@ -52,6 +52,8 @@ class ViewCheckpoint:
     """LSN of the last TRUNCATE that the view has carried out: it holds no row from before."""
     generation: str = ""
     """The generation of the view."""
+    shape: str = ""
+    """`Table.shape` of what the view was made of."""
 
     JSON_START: ClassVar[str] = '{"topic_id"'
     """How its JSON begins. Notes of other programs in the same place begin differently."""
@@ -67,6 +69,7 @@ class ViewCheckpoint:
                 "at": self.changed_at,
                 "floor": self.floor,
                 "generation": self.generation,
+                "shape": self.shape,
             }
         )
 
@@ -81,6 +84,8 @@ class ViewCheckpoint:
             changed_at=float(fields["at"]),
             floor=int(fields["floor"]),
             generation=str(fields["generation"]),
+            # Missing in what was stored before sinks could have some columns only.
+            shape=str(fields.get("shape", "")),
         )
 
     @classmethod

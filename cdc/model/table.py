@@ -1,8 +1,9 @@
 """A captured table and the ids of its rows, as plain data. Standard library only."""
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
@@ -39,6 +40,32 @@ class IndexOptions:
 
     fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The columns of a captured table that a sink has, beside its key: `columns`, or where that is None all
+    but `exclude`.
+    """
+
+    columns: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """All columns that the pipeline file names."""
+        return (*(self.columns or ()), *self.exclude)
+
+    def keeps(self, column: str) -> bool:
+        """Whether the sink has a column that isn't of the key."""
+        return column not in self.exclude and (self.columns is None or column in self.columns)
+
+    @property
+    def shape(self) -> str:
+        """The same text for the same columns, in whichever order the file has them."""
+        kept = None if self.columns is None else sorted(self.columns)
+        text = json.dumps([kept, sorted(self.exclude)])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -97,6 +124,13 @@ class Table:
     """
     events: bool = False
     """Whether the rows are events: views keep those that the table has no longer."""
+    unlisted_by: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """The sinks that have no view of a captured table."""
+    projections: Mapping[str, Projection] = field(default_factory=dict, compare=False, repr=False)
+    """By sink: the columns of a captured table, of sinks that don't have all."""
+    shape: str = ""
+    """What a sink's view stores beside its position, to be known for one of these columns. Empty for all
+    columns of a table."""
 
     def __hash__(self) -> int:
         """Hash once: a table is looked up for each of its rows."""
@@ -115,8 +149,31 @@ class Table:
         return f"{self.schema}.{self.name}"
 
     def is_in(self, sink: str) -> bool:
-        """Whether a sink holds a view of the table: captured ones are in all sinks."""
-        return self.derivation is None or sink in self.derivation.sinks
+        """Whether a sink has a view of the table. Every part of the pipeline asks here."""
+        if self.derivation is None:
+            return sink not in self.unlisted_by
+        return sink in self.derivation.sinks
+
+    def for_sink(self, sink: str) -> "Table":
+        """The table with the columns that a sink has."""
+        projection = self.projections.get(sink)
+        if projection is None:
+            return self
+        columns = tuple(
+            column
+            for column in self.columns
+            if column.name in self.key or projection.keeps(column.name)
+        )
+        names = {column.name for column in columns}
+        fields = {name: options for name, options in self.index.fields.items() if name in names}
+        return replace(
+            self,
+            columns=columns,
+            index=replace(self.index, fields=fields),
+            shape=projection.shape,
+            # The topic has the other columns.
+            reshaped=True,
+        )
 
     def column(self, name: str) -> Column:
         """The column of that name. Raises StopIteration if the table has none."""

@@ -174,7 +174,7 @@ class Examination:
                 views = examine_views(conn, self.pipeline, survey).tables
         except CdcError:
             return  # Postgres' own part reports that.
-        for table in (*survey.tables, *(view for view in views if view.is_in(sink.name))):
+        for table in table_survey.tables_in([sink.name], (*survey.tables, *views)):
             try:
                 sink.require_fit(table)
             except SchemaMismatch as error:

@@ -43,6 +43,8 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
             # A pattern that means nothing registered means nothing in the catalog either.
             is_known = any(finding.code == undecided.code for finding in findings)
             return findings if is_known else [*findings, undecided]
+        if not any(finding.code == "tables-undecided" for finding in findings):
+            findings += _refusal(pipeline.with_tables(choice.names).refuse_unknown_tables)
         if registration:
             findings += _refusal(catalog.refuse_slipped, registration.names, choice, pipeline)
             findings += _refusal(registrations.refuse_waiting, registration, choice.names)

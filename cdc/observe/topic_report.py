@@ -34,6 +34,7 @@ from cdc.observe.status import (
 )
 from cdc.postgres import table_survey
 from cdc.quarantine.log import QuarantineLog
+from cdc.sink.contract import SchemaMismatch, require_same_shape
 
 AT_RISK_SHARE = 0.75
 """The share of the time that tombstones are kept at which a view that is so far behind is at risk."""
@@ -64,7 +65,7 @@ def tables_of_sink(pipeline: Pipeline, sink: str, waiting: Collection[str]) -> t
             for table in tables_of(view)
         }
         return tuple(table for table in captured if table.qualified in used)
-    return (*captured, *(view for view in views if view.is_in(sink)))
+    return table_survey.tables_in([sink], (*captured, *views))
 
 
 def read_topics(
@@ -170,7 +171,7 @@ def _inspect_view(
     stored: ViewCheckpoint | None,
     oldest: Mapping[tuple[str, int, int], int],
 ) -> ViewStatus:
-    """Measure a view, and say where the log can't continue it."""
+    """Measure a view, and say where it can't be continued."""
     end = continuity.logs[table.topic].end
     holes = continuity.ledger.holes(sink, table.topic)
     view = replace(
@@ -179,7 +180,8 @@ def _inspect_view(
     )
     try:
         continuity.resume(sink, table, stored)
-    except Discontinued as error:
+        require_same_shape(table, sink, stored)
+    except (Discontinued, SchemaMismatch) as error:
         return replace(view, problem=error.message, hint=error.hint)
     return view
 

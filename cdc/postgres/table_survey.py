@@ -7,7 +7,7 @@ Invariant: no function here writes or leaves a setting behind.
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psycopg.types.json import Jsonb
 
@@ -239,10 +239,43 @@ def table_named(tables: Sequence[Table], name: str) -> Table:
     raise SettingsError(f"The pipeline doesn't capture {name}.", hint=f"one of: {names}")
 
 
+def tables_in(
+    sinks: Sequence[str], tables: Sequence[Table], name: str | None = None
+) -> tuple[Table, ...]:
+    """Select the tables of which one of these sinks, at least, has a view, with the columns that it has. A
+    table is there again for sinks that have others: each is in the sinks of its columns alone.
+
+    `name`: of the only one that was asked for. Raises SettingsError if no sink has that.
+    """
+    selected: list[Table] = []
+    for table in tables:
+        shapes: dict[Table, list[str]] = {}
+        for sink in filter(table.is_in, sinks):
+            shapes.setdefault(table.for_sink(sink), []).append(sink)
+        for shaped, own in shapes.items():
+            others = tuple(sink for sink in sinks if sink not in own)
+            selected.append(replace(shaped, unlisted_by=others) if len(shapes) > 1 else shaped)
+    if name and not selected:
+        setting = "to" if name.startswith(f"{SCHEMA}.") else f"sinks.{sinks[0]}.tables"
+        raise SettingsError(
+            f"{name} isn't in {', '.join(sinks)}.",
+            hint=f"name another table or sink, or add it in the pipeline file: {setting}",
+        )
+    return tuple(selected)
+
+
 def tables_by_name_only(pipeline: Pipeline) -> tuple[Table, ...]:
     """The captured tables without columns and key, which are unknown while Postgres is down."""
     return tuple(
-        Table(schema, name, (), (), pipeline.topic(entry.table))
+        Table(
+            schema,
+            name,
+            (),
+            (),
+            pipeline.topic(entry.table),
+            unlisted_by=pipeline.unlisted_by(entry.table),
+            projections=pipeline.projections(entry.table),
+        )
         for entry in pipeline.source.tables
         for schema, name in [entry.table.split(".")]
     )
@@ -281,7 +314,7 @@ def _describe(
     rows = conn.execute(COLUMNS, [oid, kinds, list(pg_types.CONNECTOR_TYPES)]).fetchall()
     columns = [Column(column, type_) for column, type_, _ in rows]
     labels = {column: tuple(names) for column, _, names in rows if names is not None}
-    _check_exclude(entry, [column.name for column in columns], key)
+    _check_columns(entry, entry.table, entry.exclude, [column.name for column in columns], key)
     captured = tuple(column for column in columns if column.name not in entry.exclude)
     index = IndexOptions(entry.index.fields, entry.index.settings)
     topic = pipeline.topic(entry.table)
@@ -295,25 +328,38 @@ def _describe(
         labels=labels,
         has_children=has_children,
         events=entry.events,
+        unlisted_by=pipeline.unlisted_by(entry.table),
+        projections=pipeline.projections(entry.table),
     )
+    for sink, projection in table.projections.items():
+        subject = f"In sinks.{sink}, {entry.table}"
+        _check_columns(entry, subject, projection.named, [c.name for c in captured], ())
+        _check_columns(entry, subject, projection.exclude, [c.name for c in captured], key)
     collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
     if error := column_names.refusal_error(table, lambda table: [*collisions, *refusals(table)]):
         raise error
     return table
 
 
-def _check_exclude(entry: TableSettings, columns: list[str], key: Sequence[str]) -> None:
-    for column in entry.exclude:
+def _check_columns(
+    entry: TableSettings,
+    subject: str,
+    named: Iterable[str],
+    columns: list[str],
+    key: Sequence[str],
+) -> None:
+    """Refuse a column that `exclude`, or `columns`, names and the table hasn't, or that is of its key."""
+    for column in named:
         if column in key:
             raise TableRefused(
-                f"{entry.table} excludes {column}, which is part of its key.",
+                f"{subject} excludes {column}, which is part of its key.",
                 hint=f"take {column} out of exclude: rows can't be identified without it",
                 table=entry.table,
             )
         if column not in columns:
             near = difflib.get_close_matches(column, columns, n=1)
             raise UnknownExclude(
-                f"{entry.table} excludes {column}, but has no such column.",
+                f"{subject} names {column}, but has no such column.",
                 hint=f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}",
                 table=entry.table,
             )

@@ -38,7 +38,7 @@ from cdc.model.generation import new_generation
 from cdc.model.position import distance
 from cdc.model.table import Table
 from cdc.postgres.table_definition import Definition
-from cdc.sink.contract import SchemaMismatch, Sink, positions
+from cdc.sink.contract import SchemaMismatch, Sink, positions, require_same_shape
 from cdc.sink.promotion import GenerationReplaced, are_live
 
 POLL_S = 0.1
@@ -138,7 +138,9 @@ class Rebuild:
         )
         try:
             for table in self.tables:
-                continuity.refuse(self.sink.name, table, candidate.position(table))
+                stored = candidate.position(table)
+                continuity.refuse(self.sink.name, table, stored)
+                require_same_shape(table, self.sink.name, stored)
                 candidate.prepare(table)
         except (Discontinued, SchemaMismatch, GenerationReplaced) as error:
             return error

@@ -142,7 +142,9 @@ class Context:
 
     def _expand_from_catalog(self, configured: settings.Pipeline) -> settings.Pipeline:
         with source.connect(configured.source.dsn) as connection:
-            return configured.with_tables(catalog.find_tables(connection, configured).names)
+            expanded = configured.with_tables(catalog.find_tables(connection, configured).names)
+        expanded.refuse_unknown_tables()
+        return expanded
 
     def load(self) -> settings.Pipeline:
         """Read the pipeline file as it is now, with the addresses of the local servers."""
@@ -173,7 +175,10 @@ class Context:
         concerned.
         """
         views = [
-            f"{reason} ({sink.name})" for sink in self._all_sinks for reason in sink.refusals(table)
+            f"{reason} ({sink.name})"
+            for sink in self._all_sinks
+            if table.is_in(sink.name)
+            for reason in sink.refusals(table.for_sink(sink.name))
         ]
         return [*column_names.refusals(table), *views]
 
@@ -233,12 +238,7 @@ class Context:
 
     def tables_in(self, sink: str, name: str | None = None) -> tuple[Table, ...]:
         """Select like `select_views`, but only what a sink has. Raises SettingsError."""
-        tables = tuple(table for table in self.select_views(name) if table.is_in(sink))
-        if not tables:
-            raise SettingsError(
-                f"{name} isn't in {sink}.", hint=f"add {sink} to its `to` in the pipeline file"
-            )
-        return tables
+        return table_survey.tables_in([sink], self.select_views(name), name)
 
     @cached_property
     def placeholder(self) -> str:

@@ -47,7 +47,7 @@ class Streams:
         return LogEnds(self.context.pipeline.kafka)
 
     def of_sinks(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
-        """Make a stream per sink, which applies all tables and follows the file and the table
+        """Make a stream per sink, which applies its tables and follows the file and the table
         definitions.
         """
         from cdc.apply.stream import Environment, Stream
@@ -68,12 +68,10 @@ class Streams:
         """The function that describes the tables of a sink as they are now: captured ones, and
         views of several.
         """
-        if not self.context.pipeline.views:
-            return self.follower
         from cdc.documents.tables import with_views
 
         def describe(history: "Sequence[Definition]", registration: "Registration") -> "Described":
-            captured, problems = self.follower(history, registration)
+            captured, problems = self.follower(history, registration, sink)
             tables, broken = with_views(self.context.pipeline, captured, sink)
             return tables, {**problems, **broken}
 

@@ -270,6 +270,18 @@ class SchemaMismatch(SinkRejected):
         )
 
 
+def require_same_shape(table: Table, sink: str, stored: ViewCheckpoint | None) -> None:
+    """Raise SchemaMismatch for a view of other columns than the file gives the sink now: what it has of
+    them would stay, and what it lacks would come row by row.
+    """
+    if stored is not None and stored.shape != table.shape:
+        raise SchemaMismatch(
+            table,
+            sink,
+            f"The view of {table.qualified} in {sink} was made with other columns than the file gives it now.",
+        )
+
+
 @dataclass(frozen=True)
 class Batch:
     """The changes between two positions, for all tables at once.

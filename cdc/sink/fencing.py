@@ -64,7 +64,7 @@ def checkpoint_after(
     writer: str,
     generation: str | None = None,
 ) -> ViewCheckpoint:
-    base = stored or ViewCheckpoint(advance.end)
+    base = stored or ViewCheckpoint(advance.end, shape=advance.table.shape)
     return replace(
         base,
         position=advance.end,

@@ -8,6 +8,7 @@ reports what differs.
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -72,6 +73,9 @@ def equal_small_views(
     """
     equal: dict[View, Comparison] = {}
     grouped = {sink.name: sink for sink in sinks if isinstance(sink, GroupScanner)}
+    # Of a table of which sinks have different columns each is compared by itself.
+    times = Counter(table.qualified for table in tables)
+    tables = [table for table in tables if times[table.qualified] == 1]
     for group in group_tables(tables, table_sizes(dsn, tables)) if grouped else ():
         pending = group
         previous_count = 0
@@ -91,7 +95,9 @@ def equal_small_views(
             pending = [
                 table
                 for table in pending
-                if any((sink, table.qualified) not in equal for sink in grouped)
+                if any(
+                    (sink, table.qualified) not in equal for sink in filter(table.is_in, grouped)
+                )
             ]
     return equal
 
@@ -113,12 +119,16 @@ def take_census(
     try:
         with open_snapshot(dsn, *tables) as snapshot:
             frames = {SOURCE: rows_of_group(reader, snapshot, sample)}
-            frames |= {name: sink.scan_group(tables, reader.spark) for name, sink in sinks.items()}
+            for name, sink in sinks.items():
+                if own := [table for table in tables if table.is_in(name)]:
+                    frames[name] = sink.scan_group(own, reader.spark)
             sums = sum_sides(frames, tables, sample)
     except psycopg.ProgrammingError:
         # A table is gone or can't be read: reading each by itself shows which.
         return {}
-    return proved_equal(sums, [table.qualified for table in tables], list(sinks))
+    proved = proved_equal(sums, [table.qualified for table in tables], list(sinks))
+    views = {(sink, table.qualified) for table in tables for sink in filter(table.is_in, sinks)}
+    return {view: rows for view, rows in proved.items() if view in views}
 
 
 def sample_range(percent: float) -> Sample:

@@ -20,6 +20,7 @@ from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
 from cdc.model import pg_types
 from cdc.model.table import Table
+from cdc.postgres.table_survey import tables_in
 from cdc.sink.contract import Sink
 from cdc.sink.factory import build_state
 from cdc.sink.lane import Failure
@@ -59,8 +60,12 @@ def repair(
         SourceError: the source can't send rows again.
     """
     results = list(comparisons)
-    for table in tables:
-        of_table = [comparison for comparison in comparisons if comparison.table == table.qualified]
+    for table in tables_in([sink.name for sink in sinks], tables):
+        of_table = [
+            comparison
+            for comparison in comparisons
+            if comparison.table == table.qualified and table.is_in(comparison.sink)
+        ]
         repairable = {c.sink: c for c in of_table if 0 < c.wrong < MAX_DIFFERENCES}
         if not repairable:
             continue

@@ -31,6 +31,7 @@ from cdc.errors import SettingsError, UndecidedError
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres.row_query import Sample, sample_condition
+from cdc.postgres.table_survey import tables_in
 from cdc.sink.contract import Sink
 from cdc.sink.factory import open_clocks
 from cdc.verify import bucket_hashes, recent_changes
@@ -79,6 +80,7 @@ def verify(
         SettingsError: more keys have changed than can be compared one by one.
         SourceError, SinkError: a server can't be read.
     """
+    tables = tables_in([sink.name for sink in sinks], tables)
     wait = WaitOptions(options.timeout_s, report=report, stalled=stalled)
     not_awaited = wait_until_current(pipeline, tables, sinks, wait)
     compared = {
@@ -128,6 +130,7 @@ def compare(
     Raises:
         SourceError, SinkError: a server can't be read.
     """
+    tables = tables_in([sink.name for sink in sinks], tables)
     reader = SourceReader(spark)
     compared = equal_small_views(reader, dsn, tables, sinks, None)
     for table in tables:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from cdc.config.settings import Pipeline
+from cdc.config.sink_kinds import ListedTable
 from cdc.config.source_settings import IndexSettings, Source, TableSettings
 from cdc.config.view_settings import (
     GroupedViewSettings,
@@ -36,6 +37,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
         (f"A sink of `type: {typing.get_args(kind.model_fields['type'].annotation)[0]}`", kind)
         for kind in SETTINGS
     ),
+    ("An entry of a sink's `tables`", ListedTable),
     ("A view with `root`: a document for each row", ViewSettings),
     ("An entry of `include`, of a view or of another entry", IncludeSettings),
     ("A view with `from`: a document for each group of rows", GroupedViewSettings),

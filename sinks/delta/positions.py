@@ -33,6 +33,7 @@ def to_transactions(checkpoint: ViewCheckpoint, version: int) -> dict[str, int]:
         APPLICATION: version,
         f"{APPLICATION}/topic/{position.topic_id}": version,
         f"{APPLICATION}/generation/{checkpoint.generation}": version,
+        f"{APPLICATION}/shape/{checkpoint.shape}": version,
         f"{APPLICATION}/floor/high": checkpoint.floor >> FLOOR_BITS,
         f"{APPLICATION}/floor": checkpoint.floor % 2**FLOOR_BITS,
         f"{APPLICATION}/rows": checkpoint.rows,
@@ -43,7 +44,7 @@ def to_transactions(checkpoint: ViewCheckpoint, version: int) -> dict[str, int]:
 
 def from_transactions(transactions: Mapping[str, int]) -> ViewCheckpoint | None:
     """Return the checkpoint of our last commit by the `txn` of a table, without its writer; None where
-    there is none. Of the topics and generations that are named the last one counts.
+    there is none. Of the topics, generations and shapes that are named the last one counts.
     """
     if f"{APPLICATION}/rows" not in transactions:
         return None
@@ -58,12 +59,13 @@ def from_transactions(transactions: Mapping[str, int]) -> ViewCheckpoint | None:
         floor=(transactions[f"{APPLICATION}/floor/high"] << FLOOR_BITS)
         + transactions[f"{APPLICATION}/floor"],
         generation=_newest_name(transactions, f"{APPLICATION}/generation/"),
+        shape=_newest_name(transactions, f"{APPLICATION}/shape/"),
     )
 
 
 def _newest_name(transactions: Mapping[str, int], start: str) -> str:
     names = [name for name in transactions if name.startswith(start)]
-    return max(names, key=transactions.__getitem__).removeprefix(start)
+    return max(names, key=transactions.__getitem__, default=start).removeprefix(start)
 
 
 def known_offsets(checkpoint: ViewCheckpoint | None, topic: Position) -> tuple[int, ...]:

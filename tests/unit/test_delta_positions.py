@@ -126,7 +126,9 @@ def test_a_restore_that_names_a_time_is_looked_up() -> None:
 
 def test_a_checkpoint_that_the_log_has_kept_is_nobody_elses() -> None:
     """It has lost its writer and a part of its time, and is the one that this writer left."""
-    stored = replace(checkpoint(3, 4), writer="us", changed_at=1.23456, generation="live")
+    stored = replace(
+        checkpoint(3, 4), writer="us", changed_at=1.23456, generation="live", shape="a"
+    )
     kept = from_transactions(to_transactions(stored, 7))
     assert kept == replace(stored, writer="", changed_at=1.234)
     step = Advance(table("t.public.items"), stored.position, Position("one", (5, 5)))
@@ -137,6 +139,17 @@ def test_a_checkpoint_that_the_log_has_kept_is_nobody_elses() -> None:
     other = replace(kept, position=Position("one", (3, 9)))
     with pytest.raises(CdcError):
         fence.begin_step("us", step, folders, {"mirror": other})
+
+
+def test_the_shape_of_the_last_commit_counts() -> None:
+    """A rebuild gives a view another one; numbers of a former build have none."""
+    stored = replace(checkpoint(3, 4), changed_at=1.0)
+    numbers = to_transactions(stored, 1)
+    assert from_transactions({k: n for k, n in numbers.items() if "/shape/" not in k}) == stored
+    for version, shape in enumerate(("a", "b", "a", ""), start=2):
+        rebuilt = replace(stored, shape=shape)
+        numbers |= to_transactions(rebuilt, version)
+        assert from_transactions(numbers) == rebuilt
 
 
 def test_numbers_of_another_kind_are_no_position() -> None:

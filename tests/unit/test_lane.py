@@ -14,7 +14,7 @@ from cdc.codec import forms
 from cdc.codec.decode_options import DecodeOptions
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
-from cdc.model.table import Column, Table
+from cdc.model.table import Column, Projection, Table
 from cdc.sink.lane import (
     REPORTED_ROWS,
     TAINTED,
@@ -301,6 +301,42 @@ def test_a_lane_that_fails_leaves_the_others_of_its_task_alone(failing: int) -> 
     alone = Writer()
     applied(topic, alone)
     assert shown(writers[1 - failing]) == shown(alone)
+
+
+def test_lanes_that_share_their_records_have_each_its_tables_and_columns() -> None:
+    """One sink has all of a table, another one some columns, a third one not the table at all."""
+    topic = two_rows()
+    few = replace(
+        topic.table, projections={"cache": Projection(exclude=("v",))}, unlisted_by=("paper",)
+    )
+    other = Topic(replace(topic.table, name="other", topic="shop.public.other"), partitions=1)
+    other.add("c", {"a": "x", "b": 1, "v": "v", "n": 1})
+    writers = {sink: Writer() for sink in ("search", "cache", "paper")}
+    lanes = [
+        Lane(
+            tuple(
+                Advance(table.for_sink(sink), None, Position("id", ends))
+                for table, ends in ((few, topic.ends), (other.table, other.ends))
+                if table.is_in(sink)
+            ),
+            DecodeOptions(PLACEHOLDER),
+            writer,
+            Skip(),
+        )
+        for sink, writer in writers.items()
+    ]
+    blocks = [
+        (log.table.topic, 0, [(record.key, record.value, record.offset) for record in raws(log)])
+        for log in (topic, other)
+    ]
+    run_task(lanes, blocks)
+    whole = topic.model()
+    assert shown(writers["search"]) == whole
+    assert shown(writers["cache"]) == {
+        key: {name: value for name, value in row.items() if name != "v"}
+        for key, row in whole.items()
+    }
+    assert writers["paper"].views.keys() == {other.table.topic}
 
 
 def test_what_an_earlier_try_has_rejected_and_passed_taints_its_row() -> None:

@@ -89,6 +89,16 @@ def test_a_sink_that_is_new_or_at_another_place_is_filled() -> None:
     assert not steps.empty
 
 
+def test_a_view_that_is_taken_out_of_its_sink_is_noted() -> None:
+    """It is no change: it stays as long as the view is there."""
+    steps = plan(current(kept=[f"{ORDERS} in cache"]), requested())
+    assert steps.empty
+    assert list(lines(steps)) == [
+        f"note      {ORDERS} in cache is no longer in the file: nobody updates it",
+        "nothing to do",
+    ]
+
+
 def test_what_is_refused_is_reported_first_and_with_what_repairs_it() -> None:
     stuck = Refusal("Topic shop.public.items has 2 partitions.", "cdc -p FILE topics renew")
     view = Refusal("The view is another pipeline's.", "give the sink another prefix")

@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ import yaml
 from cdc.config import settings
 from cdc.config.server_settings import KafkaSettings
 from cdc.config.settings import read_tree
+from cdc.control import registrations
 from cdc.errors import SettingsError
 from cdc.model.login import Address, Login
+from cdc.model.table import Column, IndexOptions, Projection, Table
+from cdc.observe.topic_report import tables_of_sink
+from cdc.postgres import table_survey
 from cdc.sinks.delta.settings import Delta
 from tests.support import pages
 from tests.support.answering import ELSEWHERE
@@ -114,7 +119,7 @@ def test_what_pages_show_of_a_file_is_accepted(tmp_path: Path, block: str) -> No
         ("tables:", "tabels:", 6, "source.tabels: no such setting", "did you mean tables?"),
         ("partitions: 2", "partition: 2", 6, "tables.1.partition: no such setting", "did you mean partitions?"),
         ('url: "http', 'urll: "http', 8, "sinks.search.urll: no such setting", "did you mean url? accepted here: "),
-        ("path: /tmp/warehouse", "prefix: shop", 10, "prefix: no such setting", "accepted here: path, trigger_s, type"),
+        ("path: /tmp/warehouse", "prefix: shop", 10, "prefix: no such setting", "accepted here: path, tables, trigger"),
         ("prefix: shop", "spare: -1, prefix: shop", 9, "sinks.cache.spare: must be 0 or more", ""),
         ("type: delta, ", "", 10, "sinks.warehouse: its type is missing", "type: elasticsearch or redis or delta"),
         ("search:", "Search:", 8, "sinks.Search: a sink's name begins with", "for example: search"),
@@ -311,6 +316,152 @@ def test_two_sinks_on_one_place_are_refused(tmp_path: Path, sink: str, same: str
         load(tmp_path, text)
     assert "secret" not in caught.value.message
     assert "give another another " in caught.value.hint
+
+
+LISTED = GOOD.replace("{type: redis, ", "{type: redis, tables: LISTED, ")
+
+
+@pytest.mark.parametrize(
+    ("listed", "in_cache"),
+    [
+        ("[public.orders]", ["public.orders"]),
+        ('["public.*"]', ["public.orders", "public.items"]),
+        ("['public.i*', {table: public.orders}]", ["public.orders", "public.items"]),
+    ],
+)
+def test_a_sink_has_the_tables_that_it_lists(
+    tmp_path: Path, listed: str, in_cache: list[str]
+) -> None:
+    pipeline = load(tmp_path, LISTED.replace("LISTED", listed))
+    tables = table_survey.tables_by_name_only(pipeline)
+    of_sink = {
+        sink: [table.qualified for table in tables if table.is_in(sink)] for sink in pipeline.sinks
+    }
+    everything = ["public.orders", "public.items"]
+    assert of_sink == {"search": everything, "cache": in_cache, "warehouse": everything}
+
+
+@pytest.mark.parametrize(
+    ("listed", "key", "problem", "hint"),
+    [
+        ("[public.orderz]", "tables.0", "the table isn't captured", "did you mean public.orders?"),
+        ("[a.b]", "tables.0", "the table isn't captured", "source.tables, or list one of: public.orders, public.items"),
+        ("[public.orders, 'sales.*']", "tables.1", "the pattern matches nothing of source.tables", "public.orders"),
+        ("['public.a?*']", "tables.0.table", "a pattern has letters, digits, _, - and * only", "public.*"),
+        (
+            "[{table: 'public.*', exclude: [note]}]", "tables.0", "columns and exclude are a single table's, not a pat",
+            "list that table as well: [public.*, {table: schema.table",
+        ),
+        (
+            "[{table: public.items, columns: [a], exclude: [note]}]", "tables.0",
+            "columns and exclude say the same in two ways", "only one of them",
+        ),
+        ("[{table: public.items, colums: [a]}]", "tables.0.colums", "no such setting", "did you mean columns?"),
+        ("[orders]", "tables.0.table", "a table is written schema.table", "public.flights"),
+        ("[public.items, public.items]", "tables", "listed twice: public.items", "take one"),
+        ("public.items", "tables", "a list is needed: [a, b]", "tables: [public.orders]"),
+        ("[]", "tables", "the sink gets nothing: no table, and no view has it in its `to`", "take the sink out"),
+    ],
+)  # fmt: skip
+def test_what_a_sink_cannot_list(
+    tmp_path: Path, listed: str, key: str, problem: str, hint: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, LISTED.replace("LISTED", listed))
+    assert f"shop.yaml:9: sinks.cache.{key}: {problem}" in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("entry", "kept"),
+    [
+        ("{table: public.items, exclude: [note, secret]}", ["n"]),
+        ("{table: public.items, exclude: [secret, note]}", ["n"]),
+        ("{table: public.items, columns: [note]}", ["note"]),
+        ("{table: public.items, columns: []}", []),
+        ("public.items", ["n", "note", "secret"]),
+        ("'public.*'", ["n", "note", "secret"]),
+    ],
+)
+def test_a_sink_has_the_columns_that_it_lists(tmp_path: Path, entry: str, kept: list[str]) -> None:
+    """And always the key. What is stored beside the view's position follows the list, not its order."""
+    pipeline = load(
+        tmp_path,
+        LISTED.replace("LISTED", f"['public.*', {entry}]" if "table" in entry else f"[{entry}]"),
+    )
+    columns = tuple(Column(name, "text") for name in ("id", "n", "note", "secret"))
+    index = IndexOptions({"n": {"type": "keyword"}, "note": {"type": "keyword"}})
+    table = Table(
+        "public", "items", columns, ("id",), "shop.public.items",
+        index=index, projections=pipeline.projections("public.items"),
+    )  # fmt: skip
+    assert [table.for_sink(sink) for sink in ("search", "warehouse")] == [table, table]
+    in_cache = table.for_sink("cache")
+    assert [column.name for column in in_cache.columns] == ["id", *kept]
+    assert in_cache.index.fields.keys() == {"n", "note"} & {*kept}
+    assert in_cache.reshaped is bool(in_cache.shape) is (len(kept) < 3)
+    assert in_cache.for_sink("cache") == in_cache
+    exclude = Projection(exclude=("note", "secret"))
+    assert (in_cache.shape == exclude.shape) is (kept == ["n"])
+
+
+def test_a_table_is_compared_once_for_the_sinks_with_the_same_columns() -> None:
+    columns = tuple(Column(name, "text") for name in ("id", "n", "note"))
+    few = Projection(("n",))
+    projections = {"cache": few, "search": few}
+    table = Table(
+        "public", "items", columns, ("id",), "shop.public.items",
+        unlisted_by=("paper",), projections=projections,
+    )  # fmt: skip
+    sinks = ["search", "warehouse", "cache", "paper"]
+    selected = table_survey.tables_in(sinks, [table])
+    assert [[column.name for column in part.columns] for part in selected] == [
+        ["id", "n"],
+        ["id", "n", "note"],
+    ]
+    assert [list(filter(part.is_in, sinks)) for part in selected] == [
+        ["search", "cache"],
+        ["warehouse"],
+    ]
+    assert table_survey.tables_in(sinks, selected) == selected
+    assert table_survey.tables_in(["paper"], [table]) == ()
+
+
+def test_the_state_lists_no_tables(tmp_path: Path) -> None:
+    """It needs all that views are made of, whatever sinks list."""
+    state = (
+        "state: {type: redis, url: redis://localhost/4, prefix: shop, tables: [public.orders]}\n"
+    )
+    with pytest.raises(SettingsError, match=r":11: state.tables: the state has the tables"):
+        load(tmp_path, GOOD + state)
+
+
+def test_a_sink_may_have_documents_alone(tmp_path: Path) -> None:
+    items = "{table: public.items, on: {order_id: id}}"
+    views = f"views: {{full: {{root: public.orders, to: [cache], include: {{items: {items}}}}}}}"
+    state = "state: {type: redis, url: redis://localhost/4, prefix: shop}"
+    pipeline = load(tmp_path, f"{LISTED.replace('LISTED', '[]')}{state}\n{views}\n")
+    names = [table.qualified for table in tables_of_sink(pipeline, "cache", ())]
+    assert names == ["view.full"]
+    made_of = [table.qualified for table in tables_of_sink(pipeline, "state", ())]
+    assert made_of == ["public.orders", "public.items"]
+
+
+def test_patterns_of_the_source_leave_open_what_a_sink_may_list(tmp_path: Path) -> None:
+    """Until it is known which tables they match."""
+    text = LISTED.replace("[public.orders, {", "['sales.*', {").replace("LISTED", "[sales.orderz]")
+    pipeline = load(tmp_path, text)
+    pipeline.with_tables(["sales.orderz"]).refuse_unknown_tables()
+    registrations.refuse_meaningless(["sales.orderz", "public.items"], pipeline)
+    for check in (
+        pipeline.with_tables(["sales.orders"]).refuse_unknown_tables,
+        partial(registrations.refuse_meaningless, ["sales.orders", "public.items"], pipeline),
+    ):
+        with pytest.raises(
+            SettingsError, match=r":9: sinks.cache.tables.0: the table isn't"
+        ) as caught:
+            check()
+        assert caught.value.hint == "did you mean sales.orders?"
 
 
 WRONG: Any = (None, [], {}, "", " ", "x!", -1, 0.5, True, ["x"], {"x": "y"}, {"type": "delta"})

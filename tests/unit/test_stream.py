@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from threading import Event
 from typing import Any
@@ -13,9 +13,11 @@ import pytest
 
 from cdc.apply import batch, stream
 from cdc.apply.progress import RunState
+from cdc.apply.schema_follower import Described
 from cdc.apply.stream import Environment, Stream
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import KEY, Captured, Registration
+from cdc.documents.tables import with_views
 from cdc.errors import KafkaForbidden, SinkUnavailable
 from cdc.generations.registry import Registry, RetainedView
 from cdc.kafka.log_refusals import Discontinued
@@ -26,8 +28,8 @@ from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome, SchemaMismatch
 from cdc.sinks.memory import Memory
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded, table
-from tests.support.pipelines import pipeline
-from tests.support.simulated import MemoryEnds, MemoryLog, SimulatedClock, in_process
+from tests.support.pipelines import NO_SOURCE, pipeline
+from tests.support.simulated import DAY_MS, MemoryEnds, MemoryLog, SimulatedClock, in_process
 
 ITEMS = table("shop.public.items")
 TRIGGER_S = 0.2
@@ -73,8 +75,8 @@ class Simulation:
         seconds: float,
         trigger_s: float = TRIGGER_S,
     ) -> None:
-        self.clock = SimulatedClock(lambda: self._step(on_wait, end))
-        end = self.clock.now + seconds
+        self.clock = SimulatedClock(lambda: self._step(on_wait))
+        self._end = self.clock.now + seconds
         self.began = self.clock.now
         self.log = MemoryLog(self.clock)
         self.topic = Topic(ITEMS)
@@ -85,7 +87,12 @@ class Simulation:
         self.log.write(SHOP.registered_topic, [(KEY, msgspec.json.encode(registration))])
         self.sink = Cache(self.clock)
         self.ends = MemoryEnds(self.log)
-        self.stream = Stream(
+        self.listed: list[Any] = ["public.*"]
+        self.stream = self._stream(trigger_s)
+        self._written = 0
+
+    def _stream(self, trigger_s: float) -> Stream:
+        return Stream(
             Environment(self.log, self.ends, in_process(self.log), self.clock),
             self.sink,
             SHOP,
@@ -93,7 +100,11 @@ class Simulation:
             PLACEHOLDER,
             trigger_s,
         )
-        self._written = 0
+
+    def start_again(self, seconds: float) -> None:
+        """Make the stream of another run, which ends after so many seconds."""
+        self._end = self.clock.now + seconds
+        self.stream = self._stream(TRIGGER_S)
 
     @property
     def elapsed_s(self) -> float:
@@ -116,13 +127,20 @@ class Simulation:
             key: json.loads(text) for key, text in self.sink.views.get(ITEMS.qualified, {}).items()
         }
 
-    def _describe(self, *_: object) -> tuple[list[Table], dict[str, list[str]]]:
+    def _describe(self, *_: object) -> Described:
         """Every start does this, and takes time: one that starts again and again ends, too."""
         self.clock.wait(Event(), START_S)
-        return [ITEMS], {}
+        cache = {**SHOP.sinks["cache"].model_dump(), "tables": self.listed}
+        shop = pipeline("shop", NO_SOURCE, "public.*", sinks={"cache": cache})
+        captured = replace(
+            ITEMS,
+            unlisted_by=shop.unlisted_by(ITEMS.qualified),
+            projections=shop.projections(ITEMS.qualified),
+        )
+        return with_views(shop, [captured], "cache")
 
-    def _step(self, on_wait: Callable[["Simulation"], object], end: float) -> None:
-        if self.clock.now >= end:
+    def _step(self, on_wait: Callable[["Simulation"], object]) -> None:
+        if self.clock.now >= self._end:
             self.stream.stop()
         else:
             on_wait(self)
@@ -325,6 +343,98 @@ def test_no_record_of_a_topic_that_was_created_again_is_applied(
     [(recreated_at, view)] = recreated
     assert run.clock.now - recreated_at < 1
     assert run.view == view == run.topic.model()
+
+
+def test_a_table_that_is_taken_out_of_a_sink_stands_still_and_goes_on_when_it_is_back() -> None:
+    """What it lists counts whenever the stream starts; what it doesn't list is no lag of it."""
+
+    def act(run: Simulation) -> None:
+        if run.elapsed_s < end_s:
+            run.change("d" if len(run.topic.records) % 5 == 4 else "u", len(run.topic.records) % 7)
+
+    end_s = 3.0
+    run = Simulation(act, seconds=4)
+    run.stream.run()
+    stood = run.view
+    assert stood == run.topic.model()
+
+    end_s = 7.0
+    run.listed = ["public.other*"]
+    run.start_again(seconds=4)
+    run.stream.run()
+    assert run.stream.progress.state is RunState.STOPPED
+    assert (run.stream.progress.lag_records, run.stream.progress.aside) == (0, {})
+    assert run.view == stood != run.topic.model()
+
+    run.listed = ["public.items"]
+    run.start_again(seconds=4)
+    run.stream.run()
+    assert run.view == run.topic.model()
+
+
+@pytest.mark.parametrize("listed", ["public.*", "public.other*"])
+def test_what_was_kept_for_a_rollback_goes_also_where_its_table_is_taken_out(listed: str) -> None:
+    run = Simulation(lambda _: None, seconds=1)
+    run.listed = [listed]
+    dropped: list[tuple[list[str], dict[str, str]]] = []
+    run.sink.drop_unreferenced = lambda tables, keep: dropped.append(  # type: ignore[method-assign]
+        ([table.qualified for table in tables], dict(keep))
+    )
+    registry = Registry(SHOP, run.log, run.clock.time)
+    for name, of_table, until_s in (("a", ITEMS.qualified, -1), ("b", "public.others", 60)):
+        view = RetainedView(name, run.clock.now + until_s, run.clock.now)
+        registry.write((("kept", "cache", of_table), asdict(view)))
+    run.stream.run()
+    assert dropped == [([ITEMS.qualified], {"public.others": "b"})]
+    assert registry.read().for_sink("cache").retained.keys() == {"public.others"}
+
+
+def test_a_view_of_other_columns_than_the_file_gives_is_refused() -> None:
+    """Rows of two shapes would lie side by side. A view that is made again has the new one."""
+
+    def act(run: Simulation) -> None:
+        if run.elapsed_s < 4:
+            run.change("u", len(run.topic.records) % 7)
+
+    only_n = {"table": ITEMS.qualified, "exclude": ["v"]}
+    run = Simulation(act, seconds=3)
+    run.listed = [only_n]
+    run.stream.run()
+    stood = run.view
+    assert stood == {
+        key: {name: value for name, value in row.items() if name != "v"}
+        for key, row in run.topic.model().items()
+    }
+    for other in (ITEMS.qualified, {"table": ITEMS.qualified, "columns": ["v"]}):
+        run.listed = [other]
+        run.start_again(seconds=3)
+        with pytest.raises(SchemaMismatch, match="was made with other columns") as caught:
+            run.stream.run()
+        assert "rebuild cache --table public.items" in caught.value.hint
+        assert run.view == stood
+    run.sink.clear(ITEMS)
+    run.start_again(seconds=3)
+    run.stream.run()
+    assert {tuple(row) for row in run.view.values()} == {("a", "b", "v")}
+    run.start_again(seconds=3)
+    run.stream.run()
+
+
+def test_a_table_that_is_put_back_too_late_is_refused() -> None:
+    """Compaction may have removed the tombstone of a row that the view has."""
+    run = Simulation(lambda _: None, seconds=1)
+    run.change("c", 1)
+    run.stream.run()
+    run.change("d", 1)
+    stood = run.view
+    assert stood
+
+    run.clock.now += 2 * DAY_MS / 1000
+    run.start_again(seconds=1)
+    with pytest.raises(Discontinued, match="may have missed deletes") as caught:
+        run.stream.run()
+    assert "rebuild cache" in caught.value.hint
+    assert run.view == stood
 
 
 def test_a_view_that_no_longer_fits_is_named_by_its_table() -> None:
