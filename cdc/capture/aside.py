@@ -123,7 +123,7 @@ def set_aside(
         while (state := connect.state(name)).running and stuck.look():
             time.sleep(POLL_S)
         while state.failed:
-            with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+            with source.connect_to_read(pipeline.source) as conn, Topics(pipeline.kafka) as topics:
                 registration = registrations.read(topics, pipeline)
                 config = connect.config(name)
                 change = read_causes(state.causes, name)
@@ -159,7 +159,7 @@ def choose_left_out(pipeline: Pipeline, moved: Collection[str]) -> dict[str, Obs
         registration = registrations.read(topics, pipeline)
         if registration is None or not registration.aside:
             return {}
-        with source.connect(pipeline.source.dsn) as conn, Connect(pipeline.connect) as connect:
+        with source.connect_to_read(pipeline.source) as conn, Connect(pipeline.connect) as connect:
             resolved = pipeline.with_tables(registration.names)
             refused = table_survey.survey(conn, resolved).refused
             left_out = {

@@ -242,7 +242,7 @@ def _capturable(context: Context, *, starts_over: bool) -> Context:
     left_out = choose_left_out(configured, moved)
     for table, obstacle in left_out.items():
         say(f"{table} can't be captured yet: {obstacle.reason}")
-    capturable = replace(context.from_catalog(), left_out=tuple(left_out))
+    capturable = replace(context.from_catalog(as_owner=True), left_out=tuple(left_out))
     with source.connect(configured.source.dsn) as connection:
         catalog.refuse_published(connection, capturable.pipeline, left_out)
         capturable.require_supported_columns(connection)

@@ -59,6 +59,8 @@ class Context:
     """Whether patterns match the catalog now; otherwise they mean the registered tables, once there
     are any.
     """
+    as_owner: bool = False
+    """Whether the source is asked as its owner, for verbs that change it."""
     left_out: Collection[str] = ()
     """Tables to leave out of `pipeline`: they are set aside, and can't be captured yet."""
 
@@ -125,11 +127,16 @@ class Context:
             return self.from_catalog().pipeline
         return self.pipeline_to_show
 
-    def from_catalog(self) -> "Context":
+    def from_catalog(self, *, as_owner: bool = False) -> "Context":
         """The same pipeline with patterns that match the catalog, for verbs that decide which
         tables are captured.
         """
-        return replace(self, fresh=True)
+        return replace(self, fresh=True, as_owner=as_owner)
+
+    def _connect(self, configured: settings.Pipeline) -> source.Connection:
+        if self.as_owner:
+            return source.connect(configured.source.dsn)
+        return source.connect_to_read(configured.source)
 
     def _registered_tables(self, configured: settings.Pipeline) -> Collection[str] | None:
         """Read the tables of the last registration; None when there is none."""
@@ -141,7 +148,7 @@ class Context:
         return registration.names if registration else None
 
     def _expand_from_catalog(self, configured: settings.Pipeline) -> settings.Pipeline:
-        with source.connect(configured.source.dsn) as connection:
+        with self._connect(configured) as connection:
             return configured.with_tables(catalog.find_tables(connection, configured).names)
 
     def load(self) -> settings.Pipeline:
@@ -154,7 +161,7 @@ class Context:
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """The captured tables, as Postgres describes them. Raises SourceError."""
-        with source.connect(self.pipeline.source.dsn) as connection:
+        with self._connect(self.pipeline) as connection:
             return table_survey.describe(connection, self.pipeline)
 
     def require_supported_columns(self, connection: source.Connection) -> None:
