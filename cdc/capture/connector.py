@@ -113,9 +113,7 @@ def register(
     name = pipeline.pipeline
     started = time.monotonic()
     with (
-        source.connect_to_read(pipeline.source)
-        if by_run
-        else source.connect(pipeline.source.dsn) as conn,
+        source.connect_to_read(pipeline.source, as_owner=not by_run) as conn,
         Topics(pipeline.kafka, DEADLINE_S) as topics,
         Connect(pipeline.connect) as connect,
     ):

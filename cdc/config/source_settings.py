@@ -150,13 +150,13 @@ class ConnectorCertificate(Section):
 class Source(Section):
     """The database, and what is captured of it."""
 
-    dsn: str = Field(examples=["postgresql://owner:password@localhost/shop"])
+    dsn: str = Field(repr=False, examples=["postgresql://owner:password@localhost/shop"])
     """The database, as the owner of the tables logs in."""
     reader: str | None = Field(
-        default=None, examples=["postgresql://reader:password@localhost/shop"]
+        default=None, repr=False, examples=["postgresql://reader:password@localhost/shop"]
     )
-    """The same database, as a role logs in that changes nothing there: for everything but `migrate`,
-    `register` and `destroy`. `cdc migrate` grants it what it needs. Without it `dsn` serves.
+    """The login of everything but `migrate`, `register` and `destroy`: a role that changes nothing in
+    the source. `cdc migrate` grants it what it needs. Without it `dsn` serves.
     """
     tables: tuple[Entry, ...] = Field(min_length=1)
     """Names, patterns like `public.*`, or entries with settings of their own."""

@@ -88,21 +88,20 @@ def connect(dsn: str, setting: str = OWNER) -> Connection:
         raise _connection_error(str(error), parameters, setting) from None
 
 
-def connect_to_read(settings: Source) -> Connection:
-    """Like `connect`, as the role for everything that doesn't change the source."""
-    return connect(settings.reader_dsn, READER if settings.reader else OWNER)
+def connect_to_read(settings: Source, *, as_owner: bool = False) -> Connection:
+    """Like `connect`, as the role for everything that doesn't change the source; `as_owner` for a
+    command that goes on to change it.
+    """
+    if as_owner or settings.reader is None:
+        return connect(settings.dsn)
+    return connect(settings.reader, READER)
 
 
-def user_of(dsn: str) -> str:
-    """The role that logs in with a DSN."""
-    user = parse_dsn(dsn).get("user")
-    return str(user or _default("user"))
-
-
-def _default(keyword: str) -> str:
-    options = psycopg.pq.Conninfo.get_defaults()
-    values = {option.keyword.decode(): option.val for option in options}
-    return (values.get(keyword) or b"").decode()
+def user_of(dsn: str, setting: str = OWNER) -> str:
+    """The role that logs in with a DSN, which is libpq's own choice where it names none."""
+    defaults = {option.keyword: option.val for option in psycopg.pq.Conninfo.get_defaults()}
+    user = parse_dsn(dsn, setting).get("user")
+    return str(user or (defaults[b"user"] or b"").decode())
 
 
 def open_session(dsn: str) -> Connection:

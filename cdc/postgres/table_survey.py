@@ -184,8 +184,9 @@ def requirements(pipeline: Pipeline) -> SourceRequirements:
     password = pipeline.source.replication_password
     entries = pipeline.source.tables
     pairs = [entry.table.split(".") for entry in entries]
-    owner = source.user_of(pipeline.source.dsn) if pipeline.source.reader else None
-    reader = source.user_of(pipeline.source.reader) if pipeline.source.reader else None
+    named = pipeline.source.reader
+    owner = source.user_of(pipeline.source.dsn) if named else None
+    reader = source.user_of(named, source.READER) if named else None
     return SourceRequirements(
         pipeline.pipeline,
         [(schema, name) for schema, name in pairs],

@@ -133,11 +133,6 @@ class Context:
         """
         return replace(self, fresh=True, as_owner=as_owner)
 
-    def _connect(self, configured: settings.Pipeline) -> source.Connection:
-        if self.as_owner:
-            return source.connect(configured.source.dsn)
-        return source.connect_to_read(configured.source)
-
     def _registered_tables(self, configured: settings.Pipeline) -> Collection[str] | None:
         """Read the tables of the last registration; None when there is none."""
         from cdc.control import registrations
@@ -148,7 +143,7 @@ class Context:
         return registration.names if registration else None
 
     def _expand_from_catalog(self, configured: settings.Pipeline) -> settings.Pipeline:
-        with self._connect(configured) as connection:
+        with source.connect_to_read(configured.source, as_owner=self.as_owner) as connection:
             return configured.with_tables(catalog.find_tables(connection, configured).names)
 
     def load(self) -> settings.Pipeline:
@@ -161,7 +156,7 @@ class Context:
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """The captured tables, as Postgres describes them. Raises SourceError."""
-        with self._connect(self.pipeline) as connection:
+        with source.connect_to_read(self.pipeline.source, as_owner=self.as_owner) as connection:
             return table_survey.describe(connection, self.pipeline)
 
     def require_supported_columns(self, connection: source.Connection) -> None:

@@ -9,7 +9,7 @@ import io
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ class SourceSnapshot:
     now         the time of the first table's clock, if it has one, in microseconds since 1970
     """
 
-    dsn: str
+    dsn: str = field(repr=False)
     tables: tuple[Table, ...]
     join_sql: str
     taken_ms: float

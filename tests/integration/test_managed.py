@@ -101,12 +101,15 @@ def test_what_such_a_user_may_not_do(master: Owner) -> None:
         "CREATE EVENT TRIGGER e ON ddl_command_end EXECUTE FUNCTION cdc.record_ddl()",
         "SELECT FROM pg_authid",
         "CREATE ROLE chief SUPERUSER",
+        "CREATE ROLE connector REPLICATION",
     ):
         with (
             psycopg.connect(master.dsn, autocommit=True) as conn,
             pytest.raises(psycopg.errors.InsufficientPrivilege),
         ):
             conn.execute(statement.encode())
+    refused = unwrapped(master.cdc("migrate", code=4))
+    assert f'may not run what is still needed: CREATE ROLE "{master.connector}"' in refused
 
 
 REFUSALS = {

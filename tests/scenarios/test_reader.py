@@ -8,8 +8,10 @@ import pytest
 import redis
 from psycopg.conninfo import make_conninfo
 
+from cdc.capture.connector import register
 from cdc.errors import SourceError
 from cdc.postgres import table_survey
+from cdc.sink.remedy import classify
 from cdc.verify.source_rows import open_snapshot
 from tests.support.verbs import document_of
 from tests.support.wait import wait_until
@@ -103,6 +105,9 @@ def test_what_reads_needs_what_migrate_grants_and_no_owner(readers: "World") -> 
     lock_owner_out(world)
     refused = world.cdc("register", code=4).stderr
     assert "source.dsn" in refused
+    # As a run does that captures a table again.
+    again = register(world.pipeline, world.described, by_run=True)
+    assert (again.changed, again.sent) == (False, [])
     with world.running():
         world.settle()
         world.verified()
@@ -174,6 +179,8 @@ def test_each_right_that_is_taken_away_is_named(readers: "World") -> None:
         "EXECUTE ON FUNCTION cdc.compare_as_owner()",
         "EXECUTE ON FUNCTION cdc.raise_floor_as_owner(text[])",
     )
+    orders = table_survey.table_named(world.described, "shop.orders")
+    dsn = world.pipeline.source.reader_dsn
     for right in rights:
         world.sql(f"REVOKE {right} FROM {reader}")
         (message,) = reader_findings(world)
@@ -185,7 +192,14 @@ def test_each_right_that_is_taken_away_is_named(readers: "World") -> None:
     hidden = [message for code, message in findings(world) if code == "row-security"]
     assert [reader in message for message in hidden] == [True]
     # A repair would take them out of the views.
-    orders = table_survey.table_named(world.described, "shop.orders")
-    dsn = world.pipeline.source.reader_dsn
     with pytest.raises(SourceError, match="hide rows"), open_snapshot(dsn, orders):
         pass
+    world.sql("ALTER TABLE shop.orders DISABLE ROW LEVEL SECURITY")
+    with open_snapshot(dsn, orders):
+        pass
+    world.sql(f"REVOKE SELECT ON shop.orders FROM {reader}")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught, open_snapshot(dsn, orders):
+        pass
+    refused = classify(caught.value, "postgres")
+    assert "permission denied for table orders" in refused.message
+    assert "doctor" in refused.hint
