@@ -27,6 +27,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 CONNECT_TIMEOUT_S = 5
 OWNER = "source.dsn"
 READER = "source.reader"
+POOLER = "source.dsn leads to a pooler that refuses session settings: write the address of the server itself"
 # libpq gives no SQLSTATE for a refused login, only the server's text; a server that speaks another
 # language falls through to the general hint.
 REFUSALS = (
@@ -35,15 +36,9 @@ REFUSALS = (
     ("role ", "source.dsn names a user that the server lacks: check it, or CREATE ROLE ... LOGIN"),
     ("database ", "source.dsn names a database that the server lacks: check it, or createdb"),
     ("no pg_hba.conf entry", "allow this client in the server's pg_hba.conf"),
-    (
-        "unsupported startup parameter",
-        "source.dsn leads to a pooler that refuses session settings: write the address of the server itself",
-    ),
+    ("unsupported startup parameter", POOLER),
     # Amazon's RDS Proxy.
-    (
-        "command-line options",
-        "source.dsn leads to a pooler that refuses session settings: write the address of the server itself",
-    ),
+    ("command-line options", POOLER),
     ("too many clients", "raise max_connections, or close idle clients"),
 )
 UNTRUSTED = {

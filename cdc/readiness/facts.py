@@ -143,8 +143,8 @@ SELECT label, hidden_by FROM (
       AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = %(role)s AND (rolsuper OR rolbypassrls))
 ) AS judged WHERE hidden_by <> ''
 """
-# What the reader's role lacks, as statements, and whether the owner may run them. A role, schema,
-# table or function that doesn't exist yet has no rights.
+# What the reader's role lacks, as statements, and whether the owner may run them. The role, and what
+# is in the schema cdc, may be made by the statements before these.
 MISSING_GRANTS = """
 WITH reader AS (SELECT to_regrole(quote_ident(%(reader)s))::oid AS oid),
      owner AS (SELECT to_regrole(quote_ident(%(owner)s))::oid AS oid)
@@ -156,13 +156,13 @@ UNION ALL
 SELECT format('GRANT USAGE ON SCHEMA %%I TO %%I', name, %(reader)s),
        n.oid IS NULL OR pg_has_role(owner.oid, n.nspowner, 'USAGE')
 FROM unnest(%(schemas)s::text[]) AS name LEFT JOIN pg_namespace n ON n.nspname = name, reader, owner
-WHERE has_schema_privilege(reader.oid, n.oid, 'USAGE') IS NOT TRUE
+WHERE has_schema_privilege(reader.oid, n.oid, 'USAGE') IS NOT TRUE AND (n.oid IS NOT NULL OR name = 'cdc')
 UNION ALL
 SELECT format('GRANT %%s ON %%I.%%I TO %%I', string_agg(word, ', ' ORDER BY at), nsp, rel, %(reader)s), true
 FROM reader,
      unnest(%(names)s::text[], %(tables)s::text[], %(words)s::text[]) WITH ORDINALITY AS wanted (nsp, rel, word, at)
 LEFT JOIN (pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace) ON n.nspname = nsp AND c.relname = rel
-WHERE has_table_privilege(reader.oid, c.oid, word) IS NOT TRUE
+WHERE has_table_privilege(reader.oid, c.oid, word) IS NOT TRUE AND (c.oid IS NOT NULL OR nsp = 'cdc')
 GROUP BY nsp, rel
 UNION ALL
 SELECT format('GRANT EXECUTE ON FUNCTION %%s TO %%I', name, %(reader)s), true
