@@ -3,7 +3,7 @@ user.
 
 A group (servers, Spark jars) is built in a temporary folder and renamed into place when every file
 has passed, so what lies in the cache is whole and a second use needs no network. `python -m
-cdc.compose.artifacts` fetches both groups ahead of use; with `--pin` it writes new checksums, after
+cdc.compose.artifacts` fetches servers and jars ahead of use; with `--pin` it writes new checksums, after
 a change of versions.
 """
 
@@ -67,6 +67,13 @@ def servers() -> Path:
     and `connect` with jars, `debezium` with Connect's plugins, `elasticsearch`.
     """
     return _group("servers", _unpack)
+
+
+def postgres_with_tls() -> Path:
+    """Return the folder of the programs of a Postgres that was built with OpenSSL, for Linux on x86,
+    fetching it first when the cache lacks it.
+    """
+    return _group("postgres", _unpack_postgres) / "postgres" / "bin"
 
 
 def _group(name: str, finish: Callable[[Path], None] = lambda _: None) -> Path:
@@ -221,6 +228,19 @@ def checksums(lib: Path) -> dict[str, str]:
     return digests
 
 
+def _unpack_postgres(lib: Path) -> None:
+    """Replace the jar by what is in the archive that it has."""
+    (jar,) = lib.glob("postgres/*.jar")
+    with (
+        zipfile.ZipFile(jar) as bundle,
+        bundle.open("postgres-linux-x86_64.txz") as archive,
+        tarfile.open(fileobj=archive, mode="r|xz") as tar,
+    ):
+        tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        tar.extractall(jar.parent)  # noqa: S202
+    jar.unlink()
+
+
 def _unpack(lib: Path) -> None:
     """Replace the two archives by their contents."""
     for archive in [*lib.glob("debezium/*.tar.gz"), *lib.glob("elasticsearch/*.zip")]:
@@ -271,7 +291,7 @@ def make_shared(folder: Path) -> None:
 def pin() -> None:
     """Fetch all files again and write their checksums."""
     lines = []
-    for name in ("servers", "spark"):
+    for name in ("postgres", "servers", "spark"):
         with tempfile.TemporaryDirectory() as folder:
             retrieve(name, Path(folder))
             digests = checksums(Path(folder) / "lib")

@@ -18,7 +18,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.migrations.statement import PASSWORD, Actor, Statement
-from cdc.readiness.facts import SourceRequirements, read_control
+from cdc.readiness.facts import SourceRequirements, read_control, read_missing_grants
 
 ATTRIBUTES = {
     "LOGIN": ("rolcanlogin", True),
@@ -224,6 +224,31 @@ def ensure_entry(
     ).fetchall():
         yield _change(
             conn, f"GRANT {{}} ON {kind} {{}} TO {{}}", word, sql.Identifier(name), role, actor
+        )
+
+
+def ensure_reader(
+    conn: psycopg.Connection, requirements: SourceRequirements
+) -> Iterator[Statement]:
+    """Create the role of `source.reader`, without a password, and grant it what it lacks. It may
+    have other uses, so nothing is taken from it.
+    """
+    role = requirements.reader
+    if role is None:
+        return
+    if conn.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).fetchone() is None:
+        exists = sql.SQL("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = {})")
+        yield Statement(
+            sql.SQL("CREATE ROLE {} WITH LOGIN").format(sql.Identifier(role)),
+            (f"created role {role} (LOGIN), which has no password yet",),
+            actor="administrator",
+            done_check=exists.format(sql.Literal(role)),
+        )
+    for statement, by_owner in read_missing_grants(conn, requirements):
+        yield Statement(
+            sql.SQL(statement),
+            (statement.replace('"', ""),),
+            actor="owner" if by_owner else "administrator",
         )
 
 

@@ -20,7 +20,13 @@ from cdc.migrations.journal import (
     ensure_published,
     published,
 )
-from cdc.migrations.role import ensure_entry, ensure_heartbeat, ensure_privileges, ensure_role
+from cdc.migrations.role import (
+    ensure_entry,
+    ensure_heartbeat,
+    ensure_privileges,
+    ensure_reader,
+    ensure_role,
+)
 from cdc.migrations.runner import (
     CONTROL,
     migration_lock,
@@ -37,6 +43,7 @@ from cdc.readiness.facts import (
     SourceRequirements,
     TableFacts,
     bounded_locks,
+    owner_of,
     read_publication,
     read_role,
     read_tables,
@@ -126,17 +133,18 @@ def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> 
     Raises:
         SourceError: a table can't be captured, or something belongs to another role.
     """
-    _require_control(conn)
+    _require_control(conn, owner_of(conn, requirements))
     name = requirements.pipeline
     role = requirements.role
+    owner = owner_of(conn, requirements)
     attributes = read_role(conn, requirements)
     captured = _read_captured(conn, requirements)
     for table in captured:
         refuse(check_table(table, role, attributes))
         if not table.owned:
-            raise _foreign_error(conn, TableRefused, table.label, table.owner)
-    refuse(check_publication_owner(name, read_publication(conn, name), conn.info.user))
-    refuse(check_role_use(role, attributes, conn.info.user, captured))
+            raise _foreign_error(owner, TableRefused, table.label, table.owner)
+    refuse(check_publication_owner(name, read_publication(conn, name, owner), owner))
+    refuse(check_role_use(role, attributes, owner, captured, requirements.reader))
     return captured
 
 
@@ -168,24 +176,22 @@ def _require_complete(conn: psycopg.Connection) -> None:
         )
 
 
-def _require_control(conn: psycopg.Connection) -> None:
+def _require_control(conn: psycopg.Connection, owner: str) -> None:
     """Check that the control tables belong to this role. Raises SourceError."""
     foreign = conn.execute(
         "SELECT c.oid::regclass::text, pg_get_userbyid(c.relowner) FROM pg_class c"
         " WHERE c.relnamespace = to_regnamespace('cdc') AND c.relname = ANY (%s)"
-        " AND NOT pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid",
-        [list(CONTROL_PRIVILEGES)],
+        " AND NOT pg_has_role(%s, c.relowner, 'USAGE') ORDER BY c.oid",
+        [list(CONTROL_PRIVILEGES), owner],
     ).fetchone()
     if foreign:
-        raise _foreign_error(conn, SourceError, *foreign)
+        raise _foreign_error(owner, SourceError, *foreign)
 
 
-def _foreign_error(
-    conn: psycopg.Connection, kind: type[SourceError], table: str, owner: str
-) -> SourceError:
+def _foreign_error(user: str, kind: type[SourceError], table: str, owner: str) -> SourceError:
     return kind(
         f"{table} belongs to {owner}, and only its owner may publish it",
-        hint=f"connect as {owner}, or run GRANT {owner} TO {conn.info.user}",
+        hint=f"connect as {owner}, or run GRANT {owner} TO {user}",
         table=table,
     )
 
@@ -199,7 +205,7 @@ def required_statements(
     """
     role = requirements.role
     pipeline = requirements.pipeline
-    yield from _ensure_creation(conn, pipeline)
+    yield from _ensure_creation(conn, pipeline, owner_of(conn, requirements))
     yield from ensure_role(conn, role, requirements.password)
     yield from ensure_entry(
         conn, role, sorted({relation.schema for relation in captured} | {"cdc"})
@@ -215,20 +221,20 @@ def required_statements(
     yield from reset_floors(conn)
     yield from ensure_journal(conn, captured, published_before)
     yield from ensure_published(conn, pipeline, captured)
+    yield from ensure_reader(conn, requirements)
     yield from ensure_event_triggers(conn)
 
 
-def _ensure_creation(conn: psycopg.Connection, pipeline: str) -> Iterator[Statement]:
+def _ensure_creation(conn: psycopg.Connection, pipeline: str, owner: str) -> Iterator[Statement]:
     """Grant the owner CREATE on the database, where it has to create a schema or publication and
     may not.
     """
     closed = conn.execute(
-        "SELECT current_user FROM (SELECT) AS one WHERE NOT has_database_privilege(current_database(), 'CREATE')"
+        "SELECT WHERE NOT has_database_privilege(%s, current_database(), 'CREATE')"
         " AND (to_regnamespace('cdc') IS NULL OR NOT EXISTS (SELECT FROM pg_publication WHERE pubname = %s))",
-        [pipeline],
+        [owner, pipeline],
     ).fetchone()
-    if closed:
-        owner = closed[0]
+    if closed is not None:
         database = conn.info.dbname
         grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(
             sql.Identifier(database), sql.Identifier(owner)

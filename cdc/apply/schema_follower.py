@@ -41,7 +41,10 @@ DescribeTables = Callable[[Sequence[Definition], Registration], Described]
 def describing(pipeline: Pipeline) -> Iterator[Connection]:
     """Connect to Postgres for as long as it may take to describe the tables of a pipeline."""
     patience_s = PATIENCE_S + len(pipeline.source.tables) * TABLE_S
-    with source.connect(pipeline.source.dsn) as connection, source.within(connection, patience_s):
+    with (
+        source.connect_to_read(pipeline.source) as connection,
+        source.within(connection, patience_s),
+    ):
         yield connection
 
 

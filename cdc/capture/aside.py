@@ -105,13 +105,15 @@ def set_aside(
     pipeline: Pipeline,
     *,
     stuck: StuckTransaction | None = None,
+    as_owner: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Obstacle]:
     """Set aside each table with a change that fails the connector's task, and wait until the
     connector has read everything that is committed now. Returns the tables set aside by this call.
 
     Sets nothing aside while the task runs, or if the table can't be found. A caller that calls this
-    repeatedly passes the same `stuck` each time.
+    repeatedly passes the same `stuck` each time. `as_owner`: the source is asked as its owner, who
+    may read the slot.
 
     Raises:
         SourceError, ConnectorError: a server can't be reached, or no heartbeat arrives.
@@ -123,7 +125,10 @@ def set_aside(
         while (state := connect.state(name)).running and stuck.look():
             time.sleep(POLL_S)
         while state.failed:
-            with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+            with (
+                source.connect_to_read(pipeline.source, as_owner=as_owner) as conn,
+                Topics(pipeline.kafka) as topics,
+            ):
                 registration = registrations.read(topics, pipeline)
                 config = connect.config(name)
                 change = read_causes(state.causes, name)
@@ -159,7 +164,7 @@ def choose_left_out(pipeline: Pipeline, moved: Collection[str]) -> dict[str, Obs
         registration = registrations.read(topics, pipeline)
         if registration is None or not registration.aside:
             return {}
-        with source.connect(pipeline.source.dsn) as conn, Connect(pipeline.connect) as connect:
+        with source.connect_to_read(pipeline.source) as conn, Connect(pipeline.connect) as connect:
             resolved = pipeline.with_tables(registration.names)
             refused = table_survey.survey(conn, resolved).refused
             left_out = {

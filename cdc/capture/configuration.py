@@ -112,4 +112,8 @@ def _database(pipeline: Pipeline) -> dict[str, str]:
     for name in ("sslmode", "sslrootcert"):
         if parameters.get(name):
             config[f"database.{name}"] = parameters[name]
+    # Not the DSN's: its key would let whoever has the worker's machine in as the owner.
+    if certificate := pipeline.source.replication_certificate:
+        config["database.sslcert"] = certificate.certificate
+        config["database.sslkey"] = certificate.key
     return config

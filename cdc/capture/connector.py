@@ -95,13 +95,15 @@ def register(
     *,
     another_server: bool = False,
     new_snapshot: bool = False,
+    by_run: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> RegistrationResult:
     """Create or update the connector.
 
     With `another_server`, Postgres may have been replaced by another server. With `new_snapshot`,
     the connector and its slot are created again. In both cases the new snapshot replaces everything
-    that the topics have.
+    that the topics have. `by_run`: a run captures tables again, and has no more rights in Postgres
+    than that takes.
 
     Raises:
         SourceError, ConnectorError: with the command that repairs the cause. Topics are created
@@ -111,7 +113,7 @@ def register(
     name = pipeline.pipeline
     started = time.monotonic()
     with (
-        source.connect(pipeline.source.dsn) as conn,
+        source.connect_to_read(pipeline.source, as_owner=not by_run) as conn,
         Topics(pipeline.kafka, DEADLINE_S) as topics,
         Connect(pipeline.connect) as connect,
     ):

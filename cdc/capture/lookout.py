@@ -93,7 +93,7 @@ class _Lookout:
             act = partial(_take_back, pipeline, registration)
         else:
             return
-        with source.connect(pipeline.source.dsn) as conn, conn.transaction():
+        with source.connect_to_read(pipeline.source) as conn, conn.transaction():
             row = conn.execute(LOCK, [pipeline.pipeline]).fetchone()
             if row == (True,):
                 act()
@@ -152,7 +152,7 @@ def _take_back(pipeline: Pipeline, registration: Registration) -> None:
     unknown = {entry.table for entry in listed.source.tables} - set(registration.names)
     narrowed = listed.without_tables({*left_out, *unknown})
     registrations.refuse_changed(registration, narrowed)
-    with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+    with source.connect_to_read(pipeline.source) as conn, Topics(pipeline.kafka) as topics:
         tables = table_survey.describe(conn, narrowed)
         expected = configuration(
             narrowed,
@@ -169,5 +169,5 @@ def _take_back(pipeline: Pipeline, registration: Registration) -> None:
             " changes that aren't registered yet.",
             hint="cdc -p FILE register",
         )
-    register(narrowed, tables)
+    register(narrowed, tables, by_run=True)
     log.info("tables_captured_again", tables=captured_again)

@@ -48,7 +48,7 @@ def migrate(
             "--sample makes the tables that --dry-run and --sql look at.",
             hint="run it without them",
         )
-    catalog_context = context.obj.from_catalog()
+    catalog_context = context.obj.from_catalog(as_owner=True)
     with source.connect(catalog_context.load().source.dsn) as connection:
         if not (sql or dry_run):
             return _run(catalog_context, connection, sample, as_json)

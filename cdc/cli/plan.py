@@ -85,7 +85,7 @@ def _make_plan(context: "Context") -> "Plan":
             troubles.append(error)
 
     with (
-        source.connect(pipeline.source.dsn) as conn,
+        source.connect_to_read(pipeline.source) as conn,
         Topics(pipeline.kafka) as kafka,
         Connect(pipeline.connect) as connect,
     ):

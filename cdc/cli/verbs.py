@@ -238,11 +238,11 @@ def _capturable(context: Context, *, starts_over: bool) -> Context:
     from cdc.postgres import catalog, source
 
     configured = context.load()
-    moved = {} if starts_over else set_aside(configured, progress=say)
+    moved = {} if starts_over else set_aside(configured, as_owner=True, progress=say)
     left_out = choose_left_out(configured, moved)
     for table, obstacle in left_out.items():
         say(f"{table} can't be captured yet: {obstacle.reason}")
-    capturable = replace(context.from_catalog(), left_out=tuple(left_out))
+    capturable = replace(context.from_catalog(as_owner=True), left_out=tuple(left_out))
     with source.connect(configured.source.dsn) as connection:
         catalog.refuse_published(connection, capturable.pipeline, left_out)
         capturable.require_supported_columns(connection)

@@ -29,6 +29,7 @@ STACK_VARIABLES = (
 """The variables that `cdc up` sets for a pipeline file."""
 LOGINS = (
     "dsn",
+    "reader",
     "password",
     "replication_password",
     "key_password",

@@ -147,11 +147,26 @@ by_name = BeforeValidator(lambda value: {"table": value} if isinstance(value, st
 Entry = Annotated[TableSettings, by_name]
 
 
+class ConnectorCertificate(Section):
+    """The certificate with which the connector logs in. Files of the machine of Kafka Connect, in PEM."""
+
+    certificate: str = Field(examples=["/etc/cdc/shop_replication.pem"])
+    """The certificate, for the role in `replication_user`."""
+    key: str = Field(examples=["/etc/cdc/shop_replication-key.pem"])
+    """Its key: RSA, in PKCS#8 without a password, in a file that nobody else may read."""
+
+
 class Source(Section):
     """The database, and what is captured of it."""
 
-    dsn: str = Field(examples=["postgresql://owner:password@localhost/shop"])
+    dsn: str = Field(repr=False, examples=["postgresql://owner:password@localhost/shop"])
     """The database, as the owner of the tables logs in."""
+    reader: str | None = Field(
+        default=None, repr=False, examples=["postgresql://reader:password@localhost/shop"]
+    )
+    """The login of everything but `migrate`, `register` and `destroy`: a role that changes nothing in
+    the source. `cdc migrate` grants it what it needs. Without it `dsn` serves.
+    """
     tables: tuple[Entry, ...] = Field(min_length=1)
     """Names, patterns like `public.*`, or entries with settings of their own."""
     replication_user: str | None = None
@@ -160,8 +175,16 @@ class Source(Section):
     """
     replication_password: SecretStr | None = None
     """The password of that role; needless where Postgres trusts the connector's address."""
+    replication_certificate: ConnectorCertificate | None = None
+    """How the connector proves who it is, where Postgres asks for a certificate. That of `dsn` is the
+    owner's, and never leaves this machine.
+    """
     heartbeat_s: float = Field(default=2.0, gt=0)
     """Seconds between two heartbeats of the connector, by which an idle database's lag is known."""
+
+    @property
+    def reader_dsn(self) -> str:
+        return self.reader or self.dsn
 
     @field_validator("tables")
     @classmethod

@@ -3,8 +3,8 @@
 Event triggers record a change at once, but they miss some: changes that a command makes to a table
 that it doesn't name, and every change while they are disabled.
 
-In:  a connection of the tables' owner. Out: entries of `cdc.ddl`, which arrive through the log like
-an event trigger's.
+In:  a connection of the tables' owner, or of `source.reader`. Out: entries of `cdc.ddl`, which
+arrive through the log like an event trigger's.
 Invariant: a failure is logged and retried. Nothing but the caller waits.
 """
 
@@ -30,14 +30,20 @@ SELECT CASE WHEN (SELECT count(*) = 4 FROM pg_event_trigger WHERE evtenabled IN 
                   AND evtname IN ('cdc_ddl', 'cdc_ddl_around', 'cdc_drop', 'cdc_rewrite')) THEN 'event triggers'
             ELSE 'comparison' END
 """
+IS_OWNER = "SELECT has_function_privilege('cdc.compare_definitions()', 'EXECUTE')"
 COMPARE = "SELECT cdc.compare_definitions() + cdc.compare_publications()"
+COMPARE_AS_OWNER = "SELECT cdc.compare_as_owner()"
 PARTITIONED = """
-SELECT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND pg_has_role(c.relowner, 'USAGE') ORDER BY t.tgrelid
+SELECT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.nspname = 'cdc'
+WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure
+  AND CASE WHEN %s THEN pg_has_role(c.relowner, 'USAGE') ELSE pg_has_role(n.nspowner, c.relowner, 'USAGE') END
+ORDER BY t.tgrelid
 """
-"""Only tables that this role owns. The run of another owner adopts partitions of that owner's
-tables.
+"""Only tables that this role owns, or with a reader's role the owner of the control schema. The run
+of another owner adopts partitions of that owner's tables.
 """
+ADOPT = "SELECT cdc.adopt_later_partitions(%s)"
+ADOPT_AS_OWNER = "SELECT cdc.adopt_as_owner(%s)"
 log = structlog.get_logger()
 
 
@@ -55,17 +61,19 @@ def compare(conn: Connection) -> int:
     Raises:
         psycopg.Error: for example while a table is locked.
     """
-    row: tuple[int] | None = conn.execute(COMPARE).fetchone()
+    is_owner = conn.execute(IS_OWNER).fetchone() == (True,)
+    query = COMPARE if is_owner else COMPARE_AS_OWNER
+    row: tuple[int] | None = conn.execute(query).fetchone()
     # Each in its own transaction: these lock tables, and the entries must not wait for the locks.
-    _adopt(conn)
+    _adopt(conn, is_owner=is_owner)
     return row[0] if row else 0
 
 
-def _adopt(conn: Connection) -> None:
+def _adopt(conn: Connection, *, is_owner: bool) -> None:
     failure: psycopg.Error | None = None
-    for (root,) in conn.execute(PARTITIONED).fetchall():
+    for (root,) in conn.execute(PARTITIONED, [is_owner]).fetchall():
         try:
-            conn.execute("SELECT cdc.adopt_later_partitions(%s)", [root])
+            conn.execute(ADOPT if is_owner else ADOPT_AS_OWNER, [root])
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as error:
             failure = failure or error
     if failure:
@@ -84,7 +92,7 @@ def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], 
     def compare_once() -> None:
         nonlocal compared
         with (
-            source.connect(load().source.dsn) as connection,
+            source.connect_to_read(load().source) as connection,
             source.within(connection, PATIENCE_S),
         ):
             compare(connection)

@@ -165,7 +165,7 @@ def require_room(
 def _estimates(pipeline: Pipeline, tables: Sequence[Table]) -> Mapping[str, RowEstimate]:
     """Estimate tables; none where Postgres can't answer, since a run goes on without estimates."""
     try:
-        with source.connect(pipeline.source.dsn) as conn, source.within(conn, ESTIMATE_S):
+        with source.connect_to_read(pipeline.source) as conn, source.within(conn, ESTIMATE_S):
             return estimate_rows(conn, tables)
     except (CdcError, psycopg.Error) as error:
         log.warning("rows_not_estimated", error=classify(error, "postgres").message)

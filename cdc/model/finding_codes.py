@@ -67,7 +67,7 @@ DECISIONS: Mapping[str, str] = {
     "records-quarantined": "Mend what the list names, then redrive them, or discard them.",
     "tombstones-at-risk": "If the lag doesn't shrink, the run needs more cores (`run --master`).",
     "state-too-large/estimate": "Raise maxmemory while the run goes on.",
-    "source-unfit/standby": "Name the primary in source.dsn, or promote this server.",
+    "source-unfit/standby": "Name the primary in source.dsn and source.reader, or promote this server.",
     "slot-foreign": "Give the pipeline another name: it names slot, publication and topics.",
     "slot-foreign/in-use": "Stop the other reader, or give this pipeline another name.",
     "role-unfit/shared": "Name another role in source.replication_user: `migrate` creates it.",
@@ -78,7 +78,9 @@ DECISIONS: Mapping[str, str] = {
     ),
     "log-held/transaction": "Ask its owner to end it, or end it by pg_terminate_backend.",
     "log-held/prepared": "Ask its owner whether it is to be committed or rolled back.",
-    "setting-differs/sslmode": "Turn TLS on in the server, and write sslmode=verify-full into source.dsn.",
+    "setting-differs/sslmode": (
+        "Turn TLS on in the server, and write sslmode=verify-full into source.dsn and source.reader."
+    ),
     "disk-low/source": "Make room, or drop a slot whose reader is gone for good.",
     "plugin-unfit": "Unpack Debezium's connector for Postgres there, and restart the worker.",
     "connector-refused": (
@@ -309,6 +311,7 @@ DOCTOR: Mapping[str, Kind] = {
                 "identity-unfit": "A delete doesn't name its row, so `register` refuses and views of the table wait.",
             },
             ("degraded", SOURCE, SourceError): {
+                "reader-unfit": ("`verify` and repairs fail, and a run notices no changed table."),
                 "row-security": "A snapshot leaves rows out without a word.",
                 "table-unlogged": "Its view holds the snapshot's rows, and never a change.",
                 "identity-unfit/partial": (

@@ -261,12 +261,12 @@ def _unreachable(part: str, failure: CdcError) -> Finding:
 
 
 def read_slot(pipeline: Pipeline) -> facts.Slot | None:
-    with source.connect(pipeline.source.dsn) as conn:
+    with source.connect_to_read(pipeline.source) as conn:
         return facts.read_slot(conn, pipeline.pipeline)
 
 
 def read_definitions(pipeline: Pipeline) -> Watch:
-    with source.connect(pipeline.source.dsn) as conn:
+    with source.connect_to_read(pipeline.source) as conn:
         return watch(conn)
 
 

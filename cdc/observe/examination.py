@@ -90,7 +90,7 @@ class Examination:
 
     def _source(self) -> Iterator[Finding]:
         with (
-            source.connect(self.pipeline.source.dsn) as conn,
+            source.connect_to_read(self.pipeline.source) as conn,
             Connect(self.pipeline.connect) as connect,
         ):
             facts = table_survey.read_source(
@@ -107,7 +107,10 @@ class Examination:
         with Connect(pipeline.connect) as connect:
             current = connect.config(pipeline.pipeline)
             try:
-                with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+                with (
+                    source.connect_to_read(pipeline.source) as conn,
+                    Topics(pipeline.kafka) as topics,
+                ):
                     expected = configuration(
                         pipeline,
                         tables=table_survey.survey(conn, pipeline).tables,
@@ -147,7 +150,7 @@ class Examination:
         """Whether the state of documents has room for what the next run reads."""
         pipeline = self.pipeline
         try:
-            with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as kafka:
+            with source.connect_to_read(pipeline.source) as conn, Topics(pipeline.kafka) as kafka:
                 survey = table_survey.survey(conn, pipeline)
                 refused = examine_views(conn, pipeline, survey).refused
                 state = build_state(pipeline)
@@ -169,7 +172,7 @@ class Examination:
         if not isinstance(sink, FitChecker):
             return
         try:
-            with source.connect(self.pipeline.source.dsn) as conn:
+            with source.connect_to_read(self.pipeline.source) as conn:
                 survey = table_survey.survey(conn, self.pipeline)
                 views = examine_views(conn, self.pipeline, survey).tables
         except CdcError:

@@ -20,7 +20,7 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
         SourceError, ConnectorError: it can't be read.
     """
     findings: list[Finding] = []
-    with source.connect(pipeline.source.dsn) as conn, pool.borrowed(pipeline.kafka) as topics:
+    with source.connect_to_read(pipeline.source) as conn, pool.borrowed(pipeline.kafka) as topics:
         registration = registrations.read(topics, pipeline)
         server = source.server(conn)
         if registration:

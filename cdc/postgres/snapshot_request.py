@@ -1,6 +1,6 @@
 """Ask the connector to send the rows of a table again: beside the log, or with the log held up.
 
-In:  a connection of the tables' owner, a table, which of its rows. Out: rows of cdc.signal, which
+In:  a connection of the tables' owner or of `source.reader`, a table, which of its rows. Out: rows of cdc.signal, which
 the connector reads from the log, and of cdc.truncation.
 Invariant: rows that are sent again read as in the first snapshot and as in the log. After the rows
 of a request comes a mark with its id, as a row read from one of MARKS: once the mark has arrived, so
@@ -97,6 +97,7 @@ WHERE n.nspname || '.' || c.relname = %(table)s
 LOCK_TIMEOUT = "10s"
 """Writers of the table wait as long as this lock request waits."""
 
+MAY_RAISE = "SELECT has_table_privilege('cdc.truncation', 'INSERT')"
 RAISE = """
 INSERT INTO cdc.truncation AS t (table_name, at, lsn)
 SELECT name, clock_timestamp(), pg_current_wal_insert_lsn() FROM unnest(%s::text[]) AS name
@@ -167,6 +168,9 @@ def raise_floor(conn: Connection, tables: Sequence[str]) -> None:
     """
     names = [sql.Identifier(*table.split(".", 1)) for table in sorted(tables)]
     with bounded_locks(conn, LOCK_TIMEOUT, f"One of {', '.join(tables)}"):
+        if conn.execute(MAY_RAISE).fetchone() != (True,):
+            conn.execute("SELECT cdc.raise_floor_as_owner(%s)", [list(tables)])
+            return
         conn.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(sql.SQL(", ").join(names)))
         conn.execute(RAISE, [list(tables)])
 

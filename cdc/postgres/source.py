@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from cdc.config.source_settings import Source
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.model import secrets
 from cdc.model.causes import UNKNOWN, cause
@@ -24,6 +25,9 @@ from cdc.readiness.checks import OLDEST_VERSION
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 CONNECT_TIMEOUT_S = 5
+OWNER = "source.dsn"
+READER = "source.reader"
+POOLER = "source.dsn leads to a pooler that refuses session settings: write the address of the server itself"
 # libpq gives no SQLSTATE for a refused login, only the server's text; a server that speaks another
 # language falls through to the general hint.
 REFUSALS = (
@@ -32,10 +36,9 @@ REFUSALS = (
     ("role ", "source.dsn names a user that the server lacks: check it, or CREATE ROLE ... LOGIN"),
     ("database ", "source.dsn names a database that the server lacks: check it, or createdb"),
     ("no pg_hba.conf entry", "allow this client in the server's pg_hba.conf"),
-    (
-        "unsupported startup parameter",
-        "source.dsn leads to a pooler that refuses session settings: write the address of the server itself",
-    ),
+    ("unsupported startup parameter", POOLER),
+    # Amazon's RDS Proxy.
+    ("command-line options", POOLER),
     ("too many clients", "raise max_connections, or close idle clients"),
 )
 UNTRUSTED = {
@@ -60,27 +63,47 @@ SELECT system_identifier::text,
             THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
 FROM pg_control_system()
 """
+# A pooler that is told to ignore the parameter `options` lets us in without our settings.
+MARK = "-c cdc.session=on"
+MARKED = "SELECT current_setting('cdc.session', true)"
 STORED_UNITS = "SELECT ('x' || encode(cash_send(1::money), 'hex'))::bit(64)::bigint"
 
 
-def connect(dsn: str) -> Connection:
+def connect(dsn: str, setting: str = OWNER) -> Connection:
     """Open a connection in autocommit mode, with the settings of `cdc.model.session_settings`.
+    `setting`: where the DSN is from, for messages.
 
     Raises:
         SettingsError: the DSN can't be read. SourceError: the server is down or refuses.
     """
-    parameters = parse_dsn(dsn)
+    parameters = parse_dsn(dsn, setting)
     try:
         return open_session(dsn)
     except psycopg.OperationalError as error:
-        raise _connection_error(str(error), parameters) from None
+        raise _connection_error(str(error), parameters, setting) from None
+
+
+def connect_to_read(settings: Source, *, as_owner: bool = False) -> Connection:
+    """Like `connect`, as the role for everything that doesn't change the source; `as_owner` for a
+    command that goes on to change it.
+    """
+    if as_owner or settings.reader is None:
+        return connect(settings.dsn)
+    return connect(settings.reader, READER)
+
+
+def user_of(dsn: str, setting: str = OWNER) -> str:
+    """The role that logs in with a DSN, which is libpq's own choice where it names none."""
+    defaults = {option.keyword: option.val for option in psycopg.pq.Conninfo.get_defaults()}
+    user = parse_dsn(dsn, setting).get("user")
+    return str(user or (defaults[b"user"] or b"").decode())
 
 
 def open_session(dsn: str) -> Connection:
     """Like `connect`, but raise psycopg.OperationalError if the server is down or refuses."""
     parameters = parse_dsn(dsn)
     # The last value of an option counts, so ours override those in the DSN.
-    options = f"{parameters.get('options', '')} {session_options(OLDEST_VERSION)}"
+    options = f"{parameters.get('options', '')} {session_options(OLDEST_VERSION)} {MARK}"
     defaults = {"connect_timeout": str(CONNECT_TIMEOUT_S), "application_name": "cdc"}
     fixed = {"options": options, "client_encoding": "UTF8"}
     settings = {**defaults, **parameters, **fixed}
@@ -89,6 +112,11 @@ def open_session(dsn: str) -> Connection:
     try:
         with within(conn, limit_s if limit_s > 0 else CONNECT_TIMEOUT_S):
             conn.execute(CATALOG_FIRST)
+            if conn.execute(MARKED).fetchone() != ("on",):
+                raise SourceError(
+                    f"Postgres at {_address(parameters)} takes no session settings: a pooler leaves them out.",
+                    hint="write the address of the server itself in source.dsn and source.reader",
+                )
             # Older servers refuse these in `options`, and the version is known only now.
             for name, value in settings_since(OLDEST_VERSION, conn.info.server_version).items():
                 conn.execute("SELECT set_config(%s, %s, false)", [name, value])
@@ -133,7 +161,7 @@ def _shut(conn: Connection) -> None:
         wire.shutdown(socket.SHUT_RDWR)
 
 
-def parse_dsn(dsn: str) -> dict[str, Any]:
+def parse_dsn(dsn: str, setting: str = OWNER) -> dict[str, Any]:
     """The parameters of a DSN, with what the files of its references hold now.
 
     The SettingsError doesn't quote it, since it may hold a password.
@@ -148,43 +176,42 @@ def parse_dsn(dsn: str) -> dict[str, Any]:
         }
     except psycopg.ProgrammingError:
         raise SettingsError(
-            "source.dsn isn't a Postgres connection string.",
+            f"{setting} isn't a Postgres connection string.",
             hint="write postgresql://user:password@host:port/database, with %XX for special characters",
         ) from None
 
 
-UNREADABLE = "the address in source.dsn"
-
-
-def _address(parameters: Mapping[str, Any]) -> str:
-    """Host and port to show. libpq takes a part of a password with `@` or `/` for the host, port or
-    database.
+def _address(parameters: Mapping[str, Any]) -> str | None:
+    """Host and port to show. None: libpq takes a part of a password with `@` or `/` for the host,
+    port or database.
     """
     host = str(parameters.get("host") or parameters.get("hostaddr") or "localhost")
     port = str(parameters.get("port") or 5432)
     database = str(parameters.get("dbname") or "")
     if "@" in host + database or not port.replace(",", "").isdigit():
-        return UNREADABLE
+        return None
     return f"{host}:{port}"
 
 
-def _connection_error(text: str, parameters: dict[str, Any]) -> SourceError:
-    server = _address(parameters)
+def _connection_error(text: str, parameters: dict[str, Any], setting: str) -> SourceError:
+    address = _address(parameters)
+    server = address or f"the address in {setting}"
     # Without a password to send, libpq gives up by itself, before the server answers.
     _, refusal, reason = text.partition("FATAL:" if "FATAL:" in text else "fe_sendauth:")
     if not refusal:
-        why = cause(text) if server != UNREADABLE else UNKNOWN
+        why = cause(text) if address else UNKNOWN
         hint = UNTRUSTED.get(
             why.kind,
             "check host and port of source.dsn; the local stack is started by: cdc -p FILE up",
-        )
+        ).replace(OWNER, setting)
         kind = SourceUnavailable if why.is_transient else SourceError
         return kind(f"Postgres at {server} can't be reached{why}.", hint=hint, server=server)
     first = reason.strip().splitlines()[0]
     hint = next((hint for words, hint in REFUSALS if words in first), "the server's log says more")
-    if server == UNREADABLE:
+    hint = hint.replace(OWNER, setting)
+    if not address:
         first = "the login"
-        hint = "write special characters of the user and the password in source.dsn as %XX"
+        hint = f"write special characters of the user and the password in {setting} as %XX"
     kind = SourceUnavailable if any(words in first for words in TRANSIENT_REFUSALS) else SourceError
     return kind(f"Postgres at {server} refuses: {first}.", hint=hint, server=server)
 

@@ -184,6 +184,9 @@ def requirements(pipeline: Pipeline) -> SourceRequirements:
     password = pipeline.source.replication_password
     entries = pipeline.source.tables
     pairs = [entry.table.split(".") for entry in entries]
+    named = pipeline.source.reader
+    owner = source.user_of(pipeline.source.dsn) if named else None
+    reader = source.user_of(named, source.READER) if named else None
     return SourceRequirements(
         pipeline.pipeline,
         [(schema, name) for schema, name in pairs],
@@ -191,6 +194,8 @@ def requirements(pipeline: Pipeline) -> SourceRequirements:
         secrets.read(password.get_secret_value()) if password else None,
         {entry.table: entry.key for entry in entries if entry.key},
         [entry.table for entry in entries if entry.events],
+        owner,
+        reader if reader != owner else None,
     )
 
 

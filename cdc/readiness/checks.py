@@ -47,6 +47,7 @@ ON_DEMAND_VERSION = 190000
 """Since this version `wal_level = replica` is enough: the server logs what logical decoding needs as
 soon as it has a logical slot (`effective_wal_level`).
 """
+CONSEQUENCE_OF_READER = "a comparison would take them for rows that Postgres doesn't have"
 REFUSED = ("row-security",)
 """Keys at which `register` refuses although a pipeline that runs goes on: it may take a snapshot."""
 
@@ -103,6 +104,7 @@ def check_source(facts: SourceFacts) -> Iterator[Fault]:
         yield Fault("control-missing", "cdc", message, MIGRATE)
     else:
         yield from _check_role(facts)
+        yield from _check_reader(facts)
         if not facts.beats:
             message = f"cdc.heartbeat has no row of {facts.pipeline}."
             yield Fault("control-missing", "cdc.heartbeat", message, MIGRATE)
@@ -149,7 +151,7 @@ def check_server(version: int, wal_level: str, encoding: str) -> Iterator[Fault]
 
 def _check_place(facts: SourceFacts) -> Iterator[Fault]:
     if facts.in_recovery:
-        message = "source.dsn leads to a standby, which takes no heartbeat."
+        message = "This Postgres is a standby, which takes no heartbeat."
         fix = "SELECT * FROM pg_stat_wal_receiver;"
         yield Fault("source-unfit/standby", "Postgres", message, fix)
     if not facts.encrypted:
@@ -248,12 +250,17 @@ def _check_transactions(facts: SourceFacts) -> Iterator[Fault]:
 
 
 def check_role_use(
-    name: str, role: RoleFacts | None, user: str, tables: Iterable[TableFacts]
+    name: str,
+    role: RoleFacts | None,
+    user: str,
+    tables: Iterable[TableFacts],
+    reader: str | None = None,
 ) -> Iterator[Fault]:
     """Judge whether the connector's role is an administrator's or an application's: `migrate` takes
-    nothing from such a role. `user`: our own.
+    nothing from such a role. `user`: the owner; `reader`: the role of `source.reader`.
     """
     uses = ["is the user of source.dsn"] if name == user else []
+    uses += ["is the user of source.reader"] if name == reader else []
     uses += ["is the server's own superuser"] if role and role.bootstrap else []
     uses += [f"owns {table.label}" for table in tables if table.owner == name]
     if uses:
@@ -269,7 +276,7 @@ def _check_role(facts: SourceFacts) -> Iterator[Fault]:
         message = f"There is no role {name} for the connector."
         yield Fault("role-unfit/missing", name, message, MIGRATE)
         return
-    shared = list(check_role_use(name, role, facts.user, facts.tables.values()))
+    shared = list(check_role_use(name, role, facts.user, facts.tables.values(), facts.reader_name))
     if not role.can_replicate:
         yield Fault("role-unfit", name, f"Role {name} lacks LOGIN or REPLICATION.", MIGRATE)
     if role.unreadable:
@@ -278,6 +285,17 @@ def _check_role(facts: SourceFacts) -> Iterator[Fault]:
     if role.superuser and not shared:
         yield Fault("role-unfit/superuser", name, f"Role {name} is a superuser.", MIGRATE)
     yield from shared
+
+
+def _check_reader(facts: SourceFacts) -> Iterator[Fault]:
+    name = facts.reader_name
+    if name is None:
+        return
+    if facts.missing_grants:
+        message = f"Role {name} of source.reader lacks: {'; '.join(facts.missing_grants)}."
+        yield Fault("reader-unfit", name, message, MIGRATE)
+    for table, hidden_by in facts.hidden_from_reader.items():
+        yield hidden_rows(table, name, hidden_by, CONSEQUENCE_OF_READER)
 
 
 def check_publication_owner(
@@ -346,11 +364,19 @@ def check_table(table: TableFacts, role_name: str, role: RoleFacts | None) -> It
         yield hidden_rows(name, role_name, table.hidden_by, exists=role is not None)
 
 
-def hidden_rows(table: str, role: str, hidden_by: str, *, exists: bool = True) -> Fault:
-    """Make the fault of policies that hide rows of a table from the connector's role. Its fix is a
-    statement; for a restrictive policy, which no other one undoes, what a person has to decide.
+def hidden_rows(
+    table: str,
+    role: str,
+    hidden_by: str,
+    consequence: str = "a snapshot, or whatever is sent again, would lack them",
+    *,
+    exists: bool = True,
+) -> Fault:
+    """Make the fault of policies that hide rows of a table from a role, the connector's if nothing
+    is said. Its fix is a statement; for a restrictive policy, which no other one undoes, what a
+    person has to decide.
     """
-    message = f"Policies of {table} hide rows from {role}: a snapshot, or whatever is sent again, would lack them."
+    message = f"Policies of {table} hide rows from {role}: {consequence}."
     fix = f'CREATE POLICY "{role}" ON {quoted_name(table)} FOR SELECT TO "{role}" USING (true);'
     if hidden_by == RESTRICTIVE:
         fix = (

@@ -29,9 +29,23 @@ CONTROL_PRIVILEGES = {
     "signal": ("SELECT", "INSERT"),
 }
 """What the connector's role may do with the control tables."""
+READER_PRIVILEGES = {
+    **dict.fromkeys(("heartbeat", "truncation", "ddl", "migration", "storage"), ("SELECT",)),
+    "published": ("SELECT",),
+    # A run asks for rows again, and clears away what the connector left.
+    "signal": ("SELECT", "INSERT", "DELETE"),
+}
+"""What the role of `source.reader` may do with the control tables."""
+READER_FUNCTIONS = (
+    "cdc.compare_as_owner()",
+    "cdc.adopt_as_owner(oid)",
+    "cdc.raise_floor_as_owner(text[])",
+)
 LOCK_TIMEOUT = "5s"
 SERVER = """
-SELECT current_setting('server_version_num')::int, current_setting('wal_level'), current_setting('server_encoding')
+SELECT current_setting('server_version_num')::int,
+       coalesce(current_setting('effective_wal_level', true), current_setting('wal_level')),
+       current_setting('server_encoding')
 """
 SETTINGS = """
 SELECT name, setting FROM pg_settings WHERE name IN (
@@ -68,7 +82,8 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 
 # to_jsonb: before 15 a publication has neither row filters nor column lists, and before 18 no
 # generated columns.
 PUBLICATION = """
-SELECT pg_get_userbyid(p.pubowner) AS owner, pg_has_role(p.pubowner, 'USAGE') AS owned,
+SELECT pg_get_userbyid(p.pubowner) AS owner,
+       coalesce(pg_has_role(to_regrole(quote_ident(%(owner)s))::oid, p.pubowner, 'USAGE'), false) AS owned,
        puballtables AS everything,
        p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubviaroot
            AND coalesce(to_jsonb(p) ->> 'pubgencols', 's') = 's' AS complete,
@@ -78,7 +93,7 @@ SELECT pg_get_userbyid(p.pubowner) AS owner, pg_has_role(p.pubowner, 'USAGE') AS
                                           OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)) AS partial,
        {schemas} AS schemas, p.pubtruncate AS truncates
 FROM pg_publication p
-WHERE p.pubname = %s
+WHERE p.pubname = %(name)s
 """
 SCHEMAS = "EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid)"
 UNREADABLE = """
@@ -118,6 +133,42 @@ none. Only a policy whose condition is `true` counts as one that shows every row
 one never does. SUPERUSER and BYPASSRLS don't count, as `migrate` takes them away.
 The log has all rows: only a snapshot, and whatever is sent again, lacks some.
 """
+# The kind of policies that hide rows of tables from a role, by table. Only that role's own comparison
+# would miss them, so the rights that the connector's role may not have count.
+HIDDEN = f"""
+SELECT label, hidden_by FROM (
+    SELECT n.nspname || '.' || c.relname AS label, {HIDDEN_BY} AS hidden_by
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname || '.' || c.relname = ANY (%(tables)s)
+      AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = %(role)s AND (rolsuper OR rolbypassrls))
+) AS judged WHERE hidden_by <> ''
+"""
+# What the reader's role lacks, as statements, and whether the owner may run them. The role, and what
+# is in the schema cdc, may be made by the statements before these.
+MISSING_GRANTS = """
+WITH reader AS (SELECT to_regrole(quote_ident(%(reader)s))::oid AS oid),
+     owner AS (SELECT to_regrole(quote_ident(%(owner)s))::oid AS oid)
+SELECT format('GRANT CONNECT ON DATABASE %%I TO %%I', datname, %(reader)s),
+       pg_has_role(owner.oid, datdba, 'USAGE')
+FROM pg_database, reader, owner
+WHERE datname = current_database() AND has_database_privilege(reader.oid, pg_database.oid, 'CONNECT') IS NOT TRUE
+UNION ALL
+SELECT format('GRANT USAGE ON SCHEMA %%I TO %%I', name, %(reader)s),
+       n.oid IS NULL OR pg_has_role(owner.oid, n.nspowner, 'USAGE')
+FROM unnest(%(schemas)s::text[]) AS name LEFT JOIN pg_namespace n ON n.nspname = name, reader, owner
+WHERE has_schema_privilege(reader.oid, n.oid, 'USAGE') IS NOT TRUE AND (n.oid IS NOT NULL OR name = 'cdc')
+UNION ALL
+SELECT format('GRANT %%s ON %%I.%%I TO %%I', string_agg(word, ', ' ORDER BY at), nsp, rel, %(reader)s), true
+FROM reader,
+     unnest(%(names)s::text[], %(tables)s::text[], %(words)s::text[]) WITH ORDINALITY AS wanted (nsp, rel, word, at)
+LEFT JOIN (pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace) ON n.nspname = nsp AND c.relname = rel
+WHERE has_table_privilege(reader.oid, c.oid, word) IS NOT TRUE AND (c.oid IS NOT NULL OR nsp = 'cdc')
+GROUP BY nsp, rel
+UNION ALL
+SELECT format('GRANT EXECUTE ON FUNCTION %%s TO %%I', name, %(reader)s), true
+FROM unnest(%(functions)s::text[]) AS name, reader
+WHERE has_function_privilege(reader.oid, to_regprocedure(name)::oid, 'EXECUTE') IS NOT TRUE
+"""
 TRIGGER = """
 EXISTS (SELECT FROM pg_trigger g JOIN pg_proc f ON f.oid = g.tgfoid JOIN pg_namespace o ON o.oid = f.pronamespace
         WHERE g.tgrelid = m.oid AND g.tgenabled IN ('O', 'A') AND o.nspname = 'cdc' AND f.proname IN ({}))
@@ -128,7 +179,8 @@ GUARDED = TRIGGER.format("'refuse_update'")
 # that is queried apply.
 TABLES = f"""
 SELECT c.oid, n.nspname::text AS schema, c.relname::text AS name, c.relkind::text AS kind,
-       pg_get_userbyid(c.relowner) AS owner, pg_has_role(c.relowner, 'USAGE') AS owned,
+       pg_get_userbyid(c.relowner) AS owner,
+       coalesce(pg_has_role(to_regrole(quote_ident(%(owner)s))::oid, c.relowner, 'USAGE'), false) AS owned,
        {HIDDEN_BY} AS hidden_by,
        EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
                WHERE a.attrelid = c.oid AND a.attnum > 0 AND t.typstorage <> 'p') AS toastable,
@@ -163,6 +215,9 @@ class SourceRequirements:
 
     `keys` names, by schema.table, columns of a unique index that serve as the primary key. `events`:
     the tables, by the same name, whose rows are events.
+
+    `owner`: the role that owns the tables; None: that of the connection. `reader`: the role of
+    `source.reader`, if it is another one.
     """
 
     pipeline: str
@@ -171,6 +226,8 @@ class SourceRequirements:
     password: str | None = field(default=None, repr=False)
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     events: Collection[str] = ()
+    owner: str | None = None
+    reader: str | None = None
 
     @property
     def privileges(self) -> list[tuple[str, str, str]]:
@@ -325,6 +382,12 @@ class SourceFacts:
     """Of the disk with the server's data; None where that is another machine's."""
     connected: bool = True
     """Whether Connect has a connector of the pipeline's name."""
+    reader_name: str | None = None
+    """The role of `source.reader`, if that is another one than the user's."""
+    missing_grants: tuple[str, ...] = ()
+    """Statements that grant it what it lacks."""
+    hidden_from_reader: Mapping[str, str] = field(default_factory=dict)
+    """The kind of policies that hide rows from it, by table."""
 
     @property
     def slot(self) -> Slot | None:
@@ -377,7 +440,7 @@ def read_source(
         wal_level,
         encoding,
         conn.info.dbname,
-        conn.info.user,
+        owner_of(conn, requirements),
         in_recovery,
         dict(conn.execute(SETTINGS).fetchall()),
         () if in_recovery else read_slots(conn),
@@ -389,7 +452,7 @@ def read_source(
         beats,
         role,
         read_role(conn, requirements),
-        read_publication(conn, name),
+        read_publication(conn, name, requirements.owner),
         {table.label: table for table in read_tables(conn, requirements)},
         refused,
         unidentified,
@@ -398,7 +461,19 @@ def read_source(
         _clock_off(conn),
         _disk_free_share(conn),
         connected,
+        requirements.reader,
+        tuple(statement for statement, _ in read_missing_grants(conn, requirements)),
+        read_hidden(
+            conn, requirements.reader, [f"{schema}.{name}" for schema, name in requirements.tables]
+        )
+        if requirements.reader
+        else {},
     )
+
+
+def owner_of(conn: Connection, requirements: SourceRequirements) -> str:
+    """The role that owns the tables, as far as the pipeline file knows."""
+    return requirements.owner or conn.info.user
 
 
 def read_server(conn: Connection) -> tuple[int, str, str]:
@@ -426,17 +501,23 @@ def read_control(conn: Connection, name: str) -> tuple[bool, bool]:
     return True, _exists(conn, "SELECT FROM cdc.heartbeat WHERE pipeline = %s", [name])
 
 
-def read_publication(conn: Connection, name: str) -> PublicationFacts | None:
-    """Read the publication of a name; None if there is none."""
+def read_publication(
+    conn: Connection, name: str, owner: str | None = None
+) -> PublicationFacts | None:
+    """Read the publication of a name; None if there is none. `owner`: whose it should be, if that
+    isn't the role of the connection.
+    """
     schemas = SCHEMAS if conn.info.server_version >= 150000 else "false"
     with conn.cursor(row_factory=class_row(PublicationFacts)) as cursor:
-        return cursor.execute(PUBLICATION.format(schemas=schemas).encode(), [name]).fetchone()
+        query = PUBLICATION.format(schemas=schemas).encode()
+        return cursor.execute(query, {"name": name, "owner": owner or conn.info.user}).fetchone()
 
 
 def read_tables(conn: Connection, requirements: SourceRequirements) -> list[TableFacts]:
     """Read the captured tables that exist, in the order given."""
     parameters = {
         "role": requirements.role,
+        "owner": owner_of(conn, requirements),
         "schemas": [schema for schema, _ in requirements.tables],
         "names": [name for _, name in requirements.tables],
         "events": list(requirements.events),
@@ -471,6 +552,36 @@ def read_role(conn: Connection, requirements: SourceRequirements) -> RoleFacts |
     can_replicate, superuser, bootstrap = row
     names = tuple(name for (name,) in unreadable)
     return RoleFacts(can_replicate, superuser, bootstrap, names)
+
+
+def read_missing_grants(
+    conn: Connection, requirements: SourceRequirements
+) -> list[tuple[str, bool]]:
+    """Read what the role of `source.reader` lacks, as statements, and whether the owner may run
+    each. Nothing without such a role.
+    """
+    if requirements.reader is None:
+        return []
+    control = READER_PRIVILEGES.items()
+    wanted = [
+        *((schema, table, "SELECT") for schema, table in requirements.tables),
+        *(("cdc", table, word) for table, words in control for word in words),
+    ]
+    parameters = {
+        "reader": requirements.reader,
+        "owner": owner_of(conn, requirements),
+        "schemas": sorted({schema for schema, _, _ in wanted}),
+        "names": [schema for schema, _, _ in wanted],
+        "tables": [table for _, table, _ in wanted],
+        "words": [word for _, _, word in wanted],
+        "functions": list(READER_FUNCTIONS),
+    }
+    return conn.execute(MISSING_GRANTS, parameters).fetchall()
+
+
+def read_hidden(conn: Connection, role: str, tables: Sequence[str]) -> dict[str, str]:
+    """Read which tables, named schema.table, have policies that hide rows from a role: their kind."""
+    return dict(conn.execute(HIDDEN, {"role": role, "tables": list(tables)}).fetchall())
 
 
 def _is_local(conn: Connection) -> bool:

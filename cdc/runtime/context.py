@@ -59,6 +59,8 @@ class Context:
     """Whether patterns match the catalog now; otherwise they mean the registered tables, once there
     are any.
     """
+    as_owner: bool = False
+    """Whether the source is asked as its owner, for verbs that change it."""
     left_out: Collection[str] = ()
     """Tables to leave out of `pipeline`: they are set aside, and can't be captured yet."""
 
@@ -125,11 +127,11 @@ class Context:
             return self.from_catalog().pipeline
         return self.pipeline_to_show
 
-    def from_catalog(self) -> "Context":
+    def from_catalog(self, *, as_owner: bool = False) -> "Context":
         """The same pipeline with patterns that match the catalog, for verbs that decide which
         tables are captured.
         """
-        return replace(self, fresh=True)
+        return replace(self, fresh=True, as_owner=as_owner)
 
     def _registered_tables(self, configured: settings.Pipeline) -> Collection[str] | None:
         """Read the tables of the last registration; None when there is none."""
@@ -141,7 +143,7 @@ class Context:
         return registration.names if registration else None
 
     def _expand_from_catalog(self, configured: settings.Pipeline) -> settings.Pipeline:
-        with source.connect(configured.source.dsn) as connection:
+        with source.connect_to_read(configured.source, as_owner=self.as_owner) as connection:
             expanded = configured.with_tables(catalog.find_tables(connection, configured).names)
         expanded.refuse_unknown_tables()
         return expanded
@@ -156,7 +158,7 @@ class Context:
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """The captured tables, as Postgres describes them. Raises SourceError."""
-        with source.connect(self.pipeline.source.dsn) as connection:
+        with source.connect_to_read(self.pipeline.source, as_owner=self.as_owner) as connection:
             return table_survey.describe(connection, self.pipeline)
 
     def require_supported_columns(self, connection: source.Connection) -> None:

@@ -173,6 +173,12 @@ def _of_postgres(error: psycopg.Error) -> SourceError:
         return SourceUnavailable(
             f"Postgres can't answer now: {name} ({state}).", hint="look at the server's log"
         )
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        # Its text names objects, and no values.
+        return SourceError(
+            f"Postgres refuses: {error.diag.message_primary or name}.",
+            hint="cdc -p FILE doctor names the right that is missing, and cdc -p FILE migrate grants it",
+        )
     return SourceError(f"Postgres refuses: {name} ({state}).", hint="the server's log says more")
 
 

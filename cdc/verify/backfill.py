@@ -71,7 +71,7 @@ def backfill(
             )
         request_deadline = time.monotonic() + limit_s
         total = 0
-        conn = stack.enter_context(source.connect(pipeline.source.dsn))
+        conn = stack.enter_context(source.connect_to_read(pipeline.source))
         for start in range(0, len(ids), IDS_PER_REQUEST):
             count, condition = _find_rows(conn, table, ids[start : start + IDS_PER_REQUEST])
             if count:

@@ -136,7 +136,7 @@ def wait_until_current(
         SinkUnavailable: a sink has been away for 10 s.
     """
     start = time.monotonic()
-    with source.connect(pipeline.source.dsn) as connection:
+    with source.connect_to_read(pipeline.source) as connection:
         (now_ms,) = connection.execute(
             "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
         ).fetchone() or (0,)

@@ -9,7 +9,7 @@ import io
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from cdc.model.table import Table
 from cdc.postgres import source
 from cdc.postgres.row_query import bucket, id_condition, row_query, source_names, text_condition
+from cdc.readiness.checks import CONSEQUENCE_OF_READER, hidden_rows
+from cdc.readiness.facts import read_hidden
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +53,7 @@ class SourceSnapshot:
     now         the time of the first table's clock, if it has one, in microseconds since 1970
     """
 
-    dsn: str
+    dsn: str = field(repr=False)
     tables: tuple[Table, ...]
     join_sql: str
     taken_ms: float
@@ -70,7 +72,8 @@ def open_snapshot(dsn: str, *tables: Table, now: int | None = None) -> Iterator[
     Tables are locked as by a SELECT: that keeps a rewrite (VACUUM FULL, TRUNCATE) from moving rows
     between one reader and the next.
     """
-    names = [sql.Identifier(*name.split(".")) for table in tables for name in source_names(table)]
+    labels = [name for table in tables for name in source_names(table)]
+    names = [sql.Identifier(*label.split(".")) for label in labels]
     lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(", ").join(names))
     first = tables[0]
     name = sql.Identifier(first.schema, first.name).as_string(None)
@@ -81,6 +84,8 @@ def open_snapshot(dsn: str, *tables: Table, now: int | None = None) -> Iterator[
             assert row is not None
             return row[0]
 
+        for label, hidden_by in read_hidden(connection, connection.info.user, labels).items():
+            raise hidden_rows(label, connection.info.user, hidden_by, CONSEQUENCE_OF_READER).error
         connection.execute(READ_ONLY)
         connection.execute(lock)
         join = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(fetch("SELECT pg_export_snapshot()"))

@@ -94,7 +94,7 @@ def verify(
     if options.since_ms is None:
         reader = SourceReader(spark, options.rate)
         equal = equal_small_views(
-            reader, pipeline.source.dsn, compared_tables, sinks, sample, report
+            reader, pipeline.source.reader_dsn, compared_tables, sinks, sample, report
         )
         compared |= {
             view: replace(comparison, scope=options.scope)
@@ -224,7 +224,7 @@ class TableVerification:
             end = self.kafka.ends([table.topic])[table.topic]
             start = self._truncations.registration.start(table.topic, end.topic_id)
             logged = recent_changes.keys(self.spark, self.pipeline.kafka, table, start)
-            with open_snapshot(self.pipeline.source.dsn, table) as snapshot:
+            with open_snapshot(self.pipeline.source.reader_dsn, table) as snapshot:
                 present = self._reader.rows(snapshot).select("id")
                 if not logged.join(present, "id", "left_anti").isEmpty():
                     return True
@@ -232,7 +232,7 @@ class TableVerification:
 
     def _all_rows(self) -> Suspects:
         now = self._read_clock()
-        with open_snapshot(self.pipeline.source.dsn, self.table, now=now) as snapshot:
+        with open_snapshot(self.pipeline.source.reader_dsn, self.table, now=now) as snapshot:
             buckets = differing_buckets(
                 self._reader, snapshot, self.sinks, self._comparisons, self.sample
             )
@@ -270,7 +270,7 @@ class TableVerification:
             start = self.kafka.ends([self.table.topic])[self.table.topic]
             # After the end of the topic: a document that the time changes later has a newer record.
             now = self._read_clock()
-            with open_snapshot(self.pipeline.source.dsn, self.table, now=now) as snapshot:
+            with open_snapshot(self.pipeline.source.reader_dsn, self.table, now=now) as snapshot:
                 if suspects:
                     source_rows = self._reader.rows_with_ids(snapshot, ids)
                 else:

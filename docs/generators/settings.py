@@ -10,7 +10,12 @@ from pydantic.fields import FieldInfo
 
 from cdc.config.settings import Pipeline
 from cdc.config.sink_kinds import ListedTable
-from cdc.config.source_settings import IndexSettings, Source, TableSettings
+from cdc.config.source_settings import (
+    ConnectorCertificate,
+    IndexSettings,
+    Source,
+    TableSettings,
+)
 from cdc.config.view_settings import (
     GroupedViewSettings,
     IncludeSettings,
@@ -33,6 +38,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`source`", Source),
     ("An entry of `source.tables`", TableSettings),
     ("`index` of such an entry", IndexSettings),
+    ("`replication_certificate` of `source`", ConnectorCertificate),
     *(
         (f"A sink of `type: {typing.get_args(kind.model_fields['type'].annotation)[0]}`", kind)
         for kind in SETTINGS

@@ -5,15 +5,19 @@ a Postgres reports of reads.
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psycopg
+import trustme
+from cryptography.hazmat.primitives import serialization
 from psycopg.conninfo import make_conninfo
 
+from cdc.compose.artifacts import postgres_with_tls
 from cdc.compose.host import change_owner, unprivileged
 from cdc.compose.wheels import postgres_bin
 from tests.support.cache import free_port
@@ -27,12 +31,17 @@ AND NOT state_change < clock_timestamp() - interval '11 s' AND NOT state_change 
 """Sessions that may not have reported what they have read: Postgres reports at the end of a
 transaction, at most once a second, or when a session has been idle for ten (PGSTAT_IDLE_INTERVAL).
 """
+Prepare = Callable[[Path], str]
 PASSWORD = "owner-secret-4711"
 
 
 @contextmanager
-def strict_postgres(wal_level: str) -> Iterator[str]:
-    """The DSN of the superuser of a new server that asks everyone for a password."""
+def strict_postgres(
+    wal_level: str, programs: Callable[[], Path] = postgres_bin, prepare: Prepare = lambda _: ""
+) -> Iterator[str]:
+    """The DSN of the superuser of a new server that asks everyone for a password. `prepare` may
+    change its folder of data, and returns further options.
+    """
     home, user = Path(tempfile.mkdtemp(prefix="cdc-postgres-")), unprivileged()
     data, secret = home / "data", home / "secret"
     secret.write_text(PASSWORD)
@@ -43,7 +52,7 @@ def strict_postgres(wal_level: str) -> Iterator[str]:
 
     def run(program: str, *arguments: str | Path) -> None:
         subprocess.run(
-            [postgres_bin() / program, *arguments],
+            [programs() / program, *arguments],
             cwd=home,
             check=True,
             stdout=subprocess.DEVNULL,
@@ -56,12 +65,75 @@ def strict_postgres(wal_level: str) -> Iterator[str]:
         login = ("-U", "owner", "-A", "scram-sha-256", "--pwfile", secret)
         run("initdb", "-D", data, *login, "-N", "--locale=C", "--encoding=UTF8")
         options = f"-p {port} -k {home} -c listen_addresses=127.0.0.1 -c wal_level={wal_level} -c fsync=off"
+        options = f"{options} {prepare(data)}"
+        change_owner(data, user)
         run("pg_ctl", "-D", data, "-l", home / "log", "-o", options, "-w", "start")
         yield f"postgresql://owner:{PASSWORD}@127.0.0.1:{port}/postgres"
     finally:
         if (data / "postmaster.pid").exists():
             run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
         shutil.rmtree(home, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Certificates of one test: an authority's, and clients' by user; files in a folder."""
+
+    folder: Path
+    ca: trustme.CA
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "ca.pem"
+
+    def client(self, user: str) -> dict[str, str]:
+        """Write a certificate for a user, and its key as both drivers read it; parameters of libpq."""
+        # Java refuses a certificate whose list of names is empty.
+        made = self.ca.issue_cert("client.example", common_name=user, key_type=trustme.KeyType.RSA)
+        certificate = self.folder / f"{user}.pem"
+        key = self.folder / f"{user}-key.pem"
+        made.cert_chain_pems[0].write_to_path(certificate)
+        private = serialization.load_pem_private_key(made.private_key_pem.bytes(), None)
+        key.write_bytes(
+            private.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        # Both drivers refuse a key that others may read.
+        key.chmod(0o600)
+        return {"sslcert": str(certificate), "sslkey": str(key)}
+
+
+@contextmanager
+def tls_postgres(
+    folder: Path, *lines: str, names: Sequence[str] = ("localhost",)
+) -> Iterator[tuple[str, Authority]]:
+    """The DSN of the superuser of a new server with TLS, and the authority of its certificate, which
+    is for these names. `lines` stand before the others of its pg_hba.conf, which take a password.
+    """
+    authority = Authority(folder, trustme.CA())
+    authority.ca.cert_pem.write_to_path(authority.file)
+
+    def prepare(data: Path) -> str:
+        made = authority.ca.issue_cert(*names)
+        for pem in made.cert_chain_pems:
+            pem.write_to_path(data / "server.crt", append=True)
+        made.private_key_pem.write_to_path(data / "server.key")
+        (data / "server.key").chmod(0o600)
+        shutil.copy(authority.file, data / "ca.pem")
+        hba = "".join(f"{line}\n" for line in (*lines, "hostssl all all all scram-sha-256"))
+        (data / "pg_hba.conf").write_text(hba)
+        return "-c ssl=on -c ssl_ca_file=ca.pem"
+
+    with strict_postgres("logical", postgres_with_tls, prepare) as dsn:
+        yield (
+            make_conninfo(
+                dsn, host="localhost", sslmode="verify-full", sslrootcert=str(authority.file)
+            ),
+            authority,
+        )
 
 
 @contextmanager

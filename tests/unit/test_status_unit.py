@@ -383,7 +383,7 @@ def test_a_registration_is_compared_with_the_file_the_catalog_and_the_server(
     expected: list[tuple[str, str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(source, "connect", lambda _: nullcontext())
+    monkeypatch.setattr(source, "connect_to_read", lambda _: nullcontext())
     monkeypatch.setattr(source, "server", lambda _: server)
     monkeypatch.setattr(registrations, "read", lambda *_: registration)
     monkeypatch.setattr(catalog, "candidates", lambda _: candidates)
