@@ -37,8 +37,8 @@ HINTS = {
     "unavailable": UNAVAILABLE_HINT,
     "blocked": "it is tried again until the block is lifted",
     "rejected": "repair the row or the index's mapping, then start `cdc run` again",
-    "forbidden": "give the sink's user or API key the cluster privilege `monitor`,"
-    " and `all` on the indices <pipeline>-* and cdc-position",
+    "forbidden": "give the sink's user or API key the cluster privilege `monitor`; `manage`, `read` and `write` on"
+    " the indices <pipeline>-*; `create_index`, `read`, `write` and `view_index_metadata` on cdc-position",
     "login": LOGIN_HINT,
     "unreadable": UNREADABLE_HINT,
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",

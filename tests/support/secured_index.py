@@ -37,8 +37,11 @@ PREFIX = "t_"
 RIGHTS: dict[str, Any] = {
     "cluster": ["monitor"],
     "indices": [
-        {"names": [f"{PREFIX}*"], "privileges": ["all"]},
-        {"names": ["cdc-position"], "privileges": ["all"]},
+        {"names": [f"{PREFIX}*"], "privileges": ["manage", "read", "write"]},
+        {
+            "names": ["cdc-position"],
+            "privileges": ["create_index", "read", "view_index_metadata", "write"],
+        },
     ],
 }
 """The rights of USER, as `roles.yml` has them: those that the documentation lists."""
