@@ -31,6 +31,7 @@ LOGINS = (
     "dsn",
     "password",
     "replication_password",
+    "sentinel_password",
     "key_password",
     "client_secret",
     "token",

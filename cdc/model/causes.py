@@ -27,14 +27,16 @@ TRUST = Cause(
     "its certificate is of a CA that isn't trusted here", is_transient=False, kind="trust"
 )
 NO_FILE = Cause("the file of its CA isn't there", is_transient=False, kind="trust")
-EXPIRED = Cause("its certificate has expired", is_transient=True)
+EXPIRED = Cause("its certificate has expired", is_transient=True, kind="expired")
 """Transient: somebody renews the certificate, and the waiting client goes on."""
 HOST = Cause("its certificate is for another host name", is_transient=False, kind="certificate")
 CLIENT = Cause("it asks for a client's certificate", is_transient=False, kind="client")
+STRANGER = Cause("it doesn't trust the client's certificate", is_transient=False, kind="client")
 PLAIN = Cause("it doesn't speak TLS at that port", is_transient=False, kind="plain")
-NAME = Cause("its host name is unknown", is_transient=True)
+NAME = Cause("its host name is unknown", is_transient=True, kind="name")
 CLOSED = Cause("nothing listens there", is_transient=True)
 SILENT = Cause("it doesn't answer", is_transient=True)
+SHUT = Cause("it closes the connection without an answer", is_transient=True, kind="shut")
 CAUSES_BY_PHRASE = (
     ("has expired", EXPIRED),
     ("root certificate file", NO_FILE),
@@ -43,6 +45,9 @@ CAUSES_BY_PHRASE = (
     ("does not match host name", HOST),
     ("certificate required", CLIENT),
     ("handshake failure", CLIENT),
+    ("alert unknown ca", STRANGER),
+    ("alert bad certificate", STRANGER),
+    ("alert certificate expired", STRANGER),
     ("certificate verify failed", TRUST),
     ("wrong version number", PLAIN),
     ("record layer failure", PLAIN),
@@ -54,6 +59,7 @@ CAUSES_BY_PHRASE = (
     ("name resolution", NAME),
     ("no address associated", NAME),
     ("connection refused", CLOSED),
+    ("without response", SHUT),
     ("timeout", SILENT),
     ("timed out", SILENT),
 )

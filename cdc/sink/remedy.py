@@ -101,6 +101,8 @@ REPORTED: Mapping[str, type[CdcError]] = {
         ("rejected", "forbidden", "misplaced", "stranger", "oversized", "rekeyed"), SinkRejected
     ),
     **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),
+    **dict.fromkeys(("sentinel", "service"), SinkRejected),
+    "unreadable": SecretUnreadable,
     "fenced": Fenced,
     "rewound": PositionLost,
     **{

@@ -110,11 +110,12 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
     for word, kind in REPORTED.items():
         words.setdefault(REMEDIES[kind], set()).add(word)
     assert words == {
-        Remedy.RETRY: {"unavailable", "blocked", "broker", "topic"},
+        Remedy.RETRY: {"unavailable", "blocked", "broker", "topic", "unreadable"},
         Remedy.RESTART: {"rewound", "unread", "gone"},
         Remedy.STOP: {
             *("rejected", "forbidden", "misplaced", "stranger", "oversized", "rekeyed", "trust"),
             *("certificate", "client", "plain", "fenced", "unauthorized", "refused"),
+            *("sentinel", "service"),
         },
     }
 
