@@ -43,7 +43,10 @@ COMMANDS = (
 """All commands that the sink uses. CONFIG isn't needed where INFO is allowed."""
 
 HINTS = {
-    "unavailable": "it is tried again; is the server up?",
+    "unavailable": "it is tried again; is the server up? rediss:// needs its TLS port",
+    "expired": "renew the server's certificate; it is tried again",
+    "name": "check the host in the sink's url; it is tried again",
+    "shut": "it is tried again; write rediss:// if the port has TLS, `certificate` and `key` if the server asks for it",
     "rejected": "repair the server's setting or memory, then start `cdc run` again",
     "misplaced": "name another database in the sink's url (or as its `spare`), or raise the server's `databases`",
     "trust": "set the sink's `ca` to the file of its CA, which executors have, too",
@@ -274,8 +277,7 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
         if unreadable := _unreadable_file(url):
             return Failure(*unreadable)
         why = cause(f"{error} {error.__cause__}")
-        kind = "unavailable" if why.is_transient else why.kind
-        return Failure(kind, f"{where} can't be reached{why}.")
+        return Failure(why.kind or "unavailable", f"{where} can't be reached{why}.")
     if isinstance(error, redis.exceptions.InvalidResponse):
         return Failure("stranger", f"{where} is no Redis: it answers in another way.")
     if "unknown command 'SENTINEL'" in str(error):
@@ -313,9 +315,7 @@ def _no_primary(url: str, what: str) -> Failure:
     if any(isinstance(error, (*FORBIDDEN, redis.exceptions.NoPermissionError)) for error in errors):
         return Failure("sentinel", f"{where} refuse the password of {what}.")
     why = cause(" ".join(map(str, errors)))
-    return Failure(
-        "unavailable" if why.is_transient else why.kind, f"{where} can't be reached{why}."
-    )
+    return Failure(why.kind or "unavailable", f"{where} can't be reached{why}.")
 
 
 def _unreadable_file(url: str) -> Failure | None:

@@ -95,14 +95,14 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
 """By class; a class that isn't listed has the remedy of its nearest listed base class."""
 
 REPORTED: Mapping[str, type[CdcError]] = {
-    "unavailable": SinkUnavailable,
+    **dict.fromkeys(("unavailable", "expired", "name", "shut"), SinkUnavailable),
+    "unreadable": SecretUnreadable,
     "blocked": SinkBlocked,
     **dict.fromkeys(
         ("rejected", "forbidden", "misplaced", "stranger", "oversized", "rekeyed"), SinkRejected
     ),
     **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),
     **dict.fromkeys(("sentinel", "service"), SinkRejected),
-    "unreadable": SecretUnreadable,
     "fenced": Fenced,
     "rewound": PositionLost,
     **{

@@ -110,7 +110,9 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
     for word, kind in REPORTED.items():
         words.setdefault(REMEDIES[kind], set()).add(word)
     assert words == {
-        Remedy.RETRY: {"unavailable", "blocked", "broker", "topic", "unreadable"},
+        Remedy.RETRY: {
+            *("unavailable", "expired", "name", "shut", "unreadable", "blocked", "broker", "topic"),
+        },
         Remedy.RESTART: {"rewound", "unread", "gone"},
         Remedy.STOP: {
             *("rejected", "forbidden", "misplaced", "stranger", "oversized", "rekeyed", "trust"),
