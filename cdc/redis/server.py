@@ -38,9 +38,11 @@ PASSING = {
 FORBIDDEN = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
 COMMANDS = (
     "hgetall hget hmget hset hsetnx hincrby mget mset del unlink strlen copy sadd srem smembers scan"
-    " eval evalsha script|load select swapdb info ping hello client|setinfo"
+    " eval evalsha script|load select swapdb info ping hello"
 )
-"""All commands that the sink uses. CONFIG isn't needed where INFO is allowed."""
+"""All commands that the sink uses. CONFIG isn't needed where INFO is allowed. Each is known to the
+oldest server, which refuses a list with one that isn't.
+"""
 
 HINTS = {
     "unavailable": "it is tried again; is the server up? rediss:// needs its TLS port",
@@ -119,7 +121,9 @@ def _pool(url: str, is_text: bool) -> redis.ConnectionPool:
     if key_password := url_options.get("ssl_password"):
         url_options["ssl_password"] = secrets.read(key_password)
     options: dict[str, Any] = {"socket_timeout": 30, "socket_connect_timeout": 5}
-    options |= {"decode_responses": is_text, **url_options, **_login(url_options)}
+    # The client's name and version are sent by a command that a server before Redis 7.2 lacks.
+    options |= {"decode_responses": is_text, "driver_info": None}
+    options |= {**url_options, **_login(url_options)}
     options.pop("username", None)
     options.pop("password", None)
     if not service:
@@ -266,7 +270,7 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
             "unreadable", f"The login of {what} can't be read: {error.__cause__.message}"
         )
     if isinstance(error, MasterNotFoundError):
-        return _no_primary(url, what)
+        return _no_primary(url)
     if isinstance(error, FORBIDDEN):
         return Failure("forbidden", f"{where} refuses the user or password of {what}.")
     word = first_word(error)
@@ -282,10 +286,12 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
         return Failure("stranger", f"{where} is no Redis: it answers in another way.")
     if "unknown command 'SENTINEL'" in str(error):
         return Failure("stranger", f"A server at {address(url)} is no Sentinel.")
-    # Valkey's wording when a script has called the command.
-    if isinstance(error, redis.exceptions.NoPermissionError) or "ACL failure" in str(error):
+    # When a script has called the command: the wording since 7.2, and before, without its name.
+    is_script = any(words in str(error) for words in ("ACL failure", "user executing the script"))
+    if isinstance(error, redis.exceptions.NoPermissionError) or is_script:
         command = re.search(r"'([a-z|]+)' command", str(error))
-        missing_right = f"{command[1].upper()}" if command else "these keys"
+        missing_right = "these keys" if "access" in str(error) else "a command"
+        missing_right = command[1].upper() if command else missing_right
         return Failure(
             "forbidden", f"{where} doesn't let its user use {missing_right}, for {what}."
         )
@@ -294,7 +300,7 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     return Failure("rejected", f"{where} refuses {what}: {word}.")
 
 
-def _no_primary(url: str, what: str) -> Failure:
+def _no_primary(url: str) -> Failure:
     """Ask each Sentinel why there is no primary."""
     pool = client(url).connection_pool
     assert isinstance(pool, SentinelConnectionPool)
@@ -313,7 +319,7 @@ def _no_primary(url: str, what: str) -> Failure:
         known = f", but {', '.join(sorted(set(names)))}" if names else ""
         return Failure("service", f"{where} know no service {service}{known}.")
     if any(isinstance(error, (*FORBIDDEN, redis.exceptions.NoPermissionError)) for error in errors):
-        return Failure("sentinel", f"{where} refuse the password of {what}.")
+        return Failure("sentinel", f"{where} refuse the password that they got.")
     why = cause(" ".join(map(str, errors)))
     return Failure(why.kind or "unavailable", f"{where} can't be reached{why}.")
 

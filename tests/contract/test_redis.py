@@ -302,8 +302,11 @@ def test_law_of_a_user_with_the_documented_rights(
     limited = Harness(
         harness.spark, lambda: settings.build("cache", unique), table(f"{unique}.public.items")
     )
-    law(limited)
-    limited.sink.close()
+    with server_at(own_server) as server:
+        server.acl_log_reset()
+        law(limited)
+        limited.sink.close()
+        assert server.acl_log() == []
 
 
 def test_what_evicts_is_refused_whoever_asks(

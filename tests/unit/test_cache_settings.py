@@ -5,10 +5,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import redis
 
 from cdc.config import settings
 from cdc.errors import SettingsError
 from cdc.model.address import address
+from cdc.redis.server import COMMANDS, failure
 from cdc.sinks.redis.settings import Redis
 from tests.support.answering import ELSEWHERE
 
@@ -126,3 +128,26 @@ def test_whoever_shares_a_sentinel_shares_a_territory(
     given: dict[str, Any] = {"type": "redis", "prefix": "state", "service": "shop"}
     state = Redis.model_validate({**given, "url": f"redis:///{number}", "sentinels": sentinels})
     assert state.territory.isdisjoint(cache(tmp_path, BEHIND).territory) is is_disjoint
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("ERR ACL failure in script: User cdc has no permissions to run the 'mset' command", "MSET"),
+        ("The user executing the script can't run this command or subcommand script: 0b82", "a command"),
+        ("The user executing the script can't access at least one of the keys", "these keys"),
+    ],
+)  # fmt: skip
+def test_a_right_that_a_script_lacks_is_named_as_far_as_the_server_says(
+    text: str, right: str
+) -> None:
+    """Recorded from Valkey 9.1 and from Redis 7.0, which the suites don't start."""
+    kind, message = failure(redis.exceptions.ResponseError(text), "redis://h/0", "cache")
+    assert kind == "forbidden"
+    assert f"doesn't let its user use {right}, for cache" in message
+
+
+def test_the_documented_rights_are_those_of_the_suites() -> None:
+    page = Path("docs/start/own-kafka-and-connect.md").read_text()
+    rights = " ".join(f"+{command}" for command in COMMANDS.split())
+    assert rights in " ".join(page.split())
