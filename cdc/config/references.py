@@ -32,6 +32,7 @@ LOGINS = (
     "reader",
     "password",
     "replication_password",
+    "sentinel_password",
     "key_password",
     "client_secret",
     "token",

@@ -60,6 +60,9 @@ CAUSES_BY_PHRASE = (
     ("no address associated", NAME),
     ("connection refused", CLOSED),
     ("without response", SHUT),
+    ("eof occurred in violation of protocol", SHUT),
+    ("connection reset", SHUT),
+    ("connection closed by server", SHUT),
     ("timeout", SILENT),
     ("timed out", SILENT),
 )

@@ -1,13 +1,24 @@
 """A server of Redis or Valkey: connections, its URL, names of keys, and what its errors mean."""
 
+import os
 import re
 import shlex
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import (
+    MasterNotFoundError,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
-from cdc.errors import SettingsError
+from cdc.errors import SecretUnreadable, SettingsError
+from cdc.model import secrets
 from cdc.model.address import address
 from cdc.model.causes import cause
 
@@ -27,21 +38,29 @@ PASSING = {
 FORBIDDEN = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
 COMMANDS = (
     "hgetall hget hmget hset hsetnx hincrby mget mset del unlink strlen copy sadd srem smembers scan"
-    " eval evalsha script|load select swapdb info ping hello client|setinfo"
+    " eval evalsha script|load select swapdb info ping hello"
 )
-"""All commands that the sink uses. CONFIG isn't needed where INFO is allowed."""
+"""All commands that the sink uses. CONFIG isn't needed where INFO is allowed. Each is known to the
+oldest server, which refuses a list with one that isn't.
+"""
 
 HINTS = {
-    "unavailable": "it is tried again; is the server up?",
+    "unavailable": "it is tried again; is the server up? rediss:// needs its TLS port",
+    "expired": "renew the server's certificate; it is tried again",
+    "name": "check the host in the sink's url; it is tried again",
+    "shut": "it is tried again; write rediss:// if the port has TLS, `certificate` and `key` if the server asks for it",
     "rejected": "repair the server's setting or memory, then start `cdc run` again",
     "misplaced": "name another database in the sink's url (or as its `spare`), or raise the server's `databases`",
-    "trust": "append ?ssl_ca_certs=/path/of/its/ca.pem to the sink's url",
+    "trust": "set the sink's `ca` to the file of its CA, which executors have, too",
     "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
-    "client": "append ?ssl_certfile=...&ssl_keyfile=... to the sink's url",
+    "client": "set the sink's `certificate` and `key` to files that the server trusts, which executors have, too",
     "plain": "write redis:// in the sink's url, or the port at which it has TLS",
     "stranger": "check host and port of the sink's url",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
     "rewound": "no action needed: its changes are applied again from where it stands",
+    "unreadable": "check the file and who may read it; it is read again at the next connection",
+    "sentinel": "check the sink's `sentinel_password`: it is `requirepass` of the Sentinels",
+    "service": "write the name that `SENTINEL MASTERS` shows as the sink's `service`",
 }
 """What a person can do about a failure, by its kind."""
 
@@ -56,24 +75,92 @@ SHELL_OPTIONS = {
 }
 """Options of redis-cli, by the URL option with the same meaning."""
 
+FILES = {"ssl_ca_certs": "trust", "ssl_certfile": "client", "ssl_keyfile": "client"}
+"""Kinds of failures of files that can't be read, by the URL's option that names the file."""
+SENTINEL_PORT = 26379
 _clients: dict[tuple[str, bool], redis.Redis] = {}
 """This process' connections, by URL and by whether answers are text."""
+
+
+@dataclass(frozen=True)
+class _Login(redis.CredentialProvider):
+    """A login, of which files are read at each new connection."""
+
+    user: str
+    password: str
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        try:
+            password = secrets.read(self.password)
+            return (secrets.read(self.user), password) if self.user else (password,)
+        except SecretUnreadable as error:
+            # The client discards a connection without login for errors of its own only.
+            raise redis.exceptions.DataError(error.message) from error
 
 
 def client(url: str, *, is_text: bool = True) -> redis.Redis:
     """Return this process' connections to a server, for answers as text or as bytes; executors keep
     them across batches.
 
+    url: the server's, as the settings build it. With `service` in its query, its hosts are
+    Sentinels, which each new connection asks for the primary.
+
     Any thread may use them.
     """
     if (url, is_text) not in _clients:
         # With a pool of its own making a client closes all connections when it is collected, also
         # those in use.
-        pool = redis.ConnectionPool.from_url(
-            url, decode_responses=is_text, socket_timeout=30, socket_connect_timeout=5
-        )
-        _clients[url, is_text] = redis.Redis(connection_pool=pool)
+        _clients[url, is_text] = redis.Redis(connection_pool=_pool(url, is_text))
     return _clients[url, is_text]
+
+
+def _pool(url: str, is_text: bool) -> redis.ConnectionPool:
+    sentinels, url_options = _options(url)
+    service = url_options.pop("service", None)
+    sentinel_login = _login({"password": url_options.pop("sentinel_password", "")})
+    if key_password := url_options.get("ssl_password"):
+        url_options["ssl_password"] = secrets.read(key_password)
+    options: dict[str, Any] = {"socket_timeout": 30, "socket_connect_timeout": 5}
+    # The client's name and version are sent by a command that a server before Redis 7.2 lacks.
+    options |= {"decode_responses": is_text, "driver_info": None}
+    options |= {**url_options, **_login(url_options)}
+    options.pop("username", None)
+    options.pop("password", None)
+    if not service:
+        return redis.ConnectionPool(**options)
+    has_tls = urlsplit(url).scheme == "rediss"
+    tls = {name: value for name, value in url_options.items() if name.startswith("ssl_")}
+    options["connection_class"] = (
+        SentinelManagedSSLConnection if has_tls else SentinelManagedConnection
+    )
+    # Of several Sentinels the next one is asked, so none is asked twice.
+    patience = {"socket_timeout": 5, "socket_connect_timeout": 5, "retry": Retry(NoBackoff(), 0)}
+    manager = redis.Sentinel(  # type: ignore[no-untyped-call]
+        sentinels, sentinel_kwargs={**patience, "ssl": has_tls, **tls, **sentinel_login}
+    )
+    return SentinelConnectionPool(service, manager, **options)  # type: ignore[no-untyped-call]
+
+
+def _options(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+    """Read the Sentinels that a URL names, if any, and the options of a connection."""
+    parts = urlsplit(url)
+    login, separator, hosts = parts.netloc.rpartition("@")
+    first = hosts.split(",")[0]
+    options: dict[str, Any] = redis.connection.parse_url(  # type: ignore[no-untyped-call]
+        parts._replace(netloc=login + separator + first).geturl() if "," in hosts else url
+    )
+    if "service" not in options:
+        return [], options
+    for name in ("host", "port"):
+        options.pop(name, None)
+    sentinels = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    return [(place.hostname or "", place.port or SENTINEL_PORT) for place in sentinels], options
+
+
+def _login(options: dict[str, Any]) -> dict[str, _Login]:
+    user = options.get("username", "")
+    password = options.get("password", "")
+    return {"credential_provider": _Login(user, password)} if user or password else {}
 
 
 def forget(url: str) -> None:
@@ -98,8 +185,10 @@ def database(url: str) -> int:
     try:
         parts = urlsplit(url)
         path = "" if parts.scheme == "unix" else parts.path.strip("/")
-        text = parse_qs(parts.query).get("db", [path or "0"])[0]
-        is_valid = parts.scheme in ("redis", "rediss", "unix") and (parts.port or 1) > 0
+        query = parse_qs(parts.query)
+        text = query.get("db", [path or "0"])[0]
+        is_valid = parts.scheme in ("redis", "rediss", "unix")
+        is_valid &= "service" in query or (parts.port or 1) > 0
     except ValueError:
         text = ""
         is_valid = False
@@ -121,13 +210,17 @@ def at_database(url: str, number: int) -> str:
 
 
 def shell_command(url: str) -> str:
-    """Build the shell's command for the server of a URL. It asks for the password, shows none."""
-    options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
-    if "path" in options:
-        words = ["redis-cli", "-s", options["path"]]
-    else:
-        port = str(options.get("port", 6379))
-        words = ["redis-cli", "-h", options.get("host", "localhost"), "-p", port]
+    """Build the shell's command for the server of a URL, behind Sentinels for the primary that was
+    found last. It asks for the password, shows none.
+    """
+    sentinels, options = _options(url)
+    host = options.get("host", "localhost")
+    port = options.get("port", 6379)
+    if sentinels:
+        pool = client(url).connection_pool
+        host, port = getattr(pool, "master_address", None) or ("PRIMARY", port)
+    place = ["-s", options["path"]] if "path" in options else ["-h", host, "-p", str(port)]
+    words = ["redis-cli", *place]
     if urlsplit(url).scheme == "rediss":
         words.append("--tls")
     for name, option in SHELL_OPTIONS.items():
@@ -170,6 +263,14 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     was sent.
     """
     where = f"The server at {address(url)}"
+    if service := parse_qs(urlsplit(url).query).get("service"):
+        where = f"The primary of {service[0]}, which the Sentinels at {address(url)} name,"
+    if isinstance(error.__cause__, SecretUnreadable):
+        return Failure(
+            "unreadable", f"The login of {what} can't be read: {error.__cause__.message}"
+        )
+    if isinstance(error, MasterNotFoundError):
+        return _no_primary(url)
     if isinstance(error, FORBIDDEN):
         return Failure("forbidden", f"{where} refuses the user or password of {what}.")
     word = first_word(error)
@@ -177,21 +278,60 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
         _close_idle(url)
         if word in PASSING:
             return Failure("unavailable", f"{where} can't be used now: {PASSING[word]}.")
+        if unreadable := _unreadable_file(url):
+            return Failure(*unreadable)
         why = cause(f"{error} {error.__cause__}")
-        kind = "unavailable" if why.is_transient else why.kind
-        return Failure(kind, f"{where} can't be reached{why}.")
+        return Failure(why.kind or "unavailable", f"{where} can't be reached{why}.")
     if isinstance(error, redis.exceptions.InvalidResponse):
         return Failure("stranger", f"{where} is no Redis: it answers in another way.")
-    # Valkey's wording when a script has called the command.
-    if isinstance(error, redis.exceptions.NoPermissionError) or "ACL failure" in str(error):
+    if "unknown command 'SENTINEL'" in str(error):
+        return Failure("stranger", f"A server at {address(url)} is no Sentinel.")
+    # When a script has called the command: the wording since 7.2, and before, without its name.
+    is_script = any(words in str(error) for words in ("ACL failure", "user executing the script"))
+    if isinstance(error, redis.exceptions.NoPermissionError) or is_script:
         command = re.search(r"'([a-z|]+)' command", str(error))
-        missing_right = f"{command[1].upper()}" if command else "these keys"
+        missing_right = "these keys" if "access" in str(error) else "a command"
+        missing_right = command[1].upper() if command else missing_right
         return Failure(
             "forbidden", f"{where} doesn't let its user use {missing_right}, for {what}."
         )
     if "DB index is out of range" in str(error) or "invalid DB index" in str(error):
         return Failure("misplaced", f"{where} has no database {database(url)}.")
     return Failure("rejected", f"{where} refuses {what}: {word}.")
+
+
+def _no_primary(url: str) -> Failure:
+    """Ask each Sentinel why there is no primary."""
+    pool = client(url).connection_pool
+    assert isinstance(pool, SentinelConnectionPool)
+    where = f"The Sentinels at {address(url)}"
+    service = pool.service_name
+    names: list[str] = []
+    errors: list[redis.exceptions.RedisError] = []
+    for sentinel in pool.sentinel_manager.sentinels:
+        try:
+            names += sentinel.sentinel_masters()
+        except redis.exceptions.RedisError as error:
+            errors.append(error)
+    if service in names:
+        return Failure("unavailable", f"{where} know of no primary of {service} that is up.")
+    if names or not errors:
+        known = f", but {', '.join(sorted(set(names)))}" if names else ""
+        return Failure("service", f"{where} know no service {service}{known}.")
+    if any(isinstance(error, (*FORBIDDEN, redis.exceptions.NoPermissionError)) for error in errors):
+        return Failure("sentinel", f"{where} refuse the password that they got.")
+    why = cause(" ".join(map(str, errors)))
+    return Failure(why.kind or "unavailable", f"{where} can't be reached{why}.")
+
+
+def _unreadable_file(url: str) -> Failure | None:
+    """Find a file of TLS that can't be read here."""
+    _, options = _options(url)
+    for option, kind in FILES.items():
+        path = options.get(option)
+        if path and not os.access(path, os.R_OK):
+            return Failure(kind, f"{path} can't be read, so {address(url)} can't be reached.")
+    return None
 
 
 def first_word(error: redis.exceptions.RedisError) -> str:

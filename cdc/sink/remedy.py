@@ -103,6 +103,7 @@ REPORTED: Mapping[str, type[CdcError]] = {
         SinkRejected,
     ),
     **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),
+    **dict.fromkeys(("sentinel", "service"), SinkRejected),
     "fenced": Fenced,
     "rewound": PositionLost,
     **{

@@ -49,7 +49,7 @@ class Database:
         allowed = " ".join(f"+{command}" for command in commands.split())
         self.hints = {
             **HINTS,
-            "forbidden": f"check the url, and allow: `ACL SETUSER USER ~{prefix}:* {allowed}`",
+            "forbidden": f"check the sink's `user` and `password`, and allow: `ACL SETUSER USER ~{prefix}:* {allowed}`",
         }
 
     @property

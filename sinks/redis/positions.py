@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import redis
 
@@ -33,6 +34,7 @@ class Positions:
         self.database = database
         self._generation_names = generation_names
         self._last_generation: dict[str, str] = {}
+        self._predecessors: dict[tuple[str, str], str] = {}
 
     def generation(self, table: Table) -> str:
         """Return the name of this generation of a table; '' for the live one, whatever its name."""
@@ -106,13 +108,21 @@ class Positions:
             bounds = zip(start, offsets, end.offsets, strict=True)
             if all(low <= offset <= high for low, offset, high in bounds):
                 start = offsets
+        predecessor = self._predecessors.get((advance.table.qualified, writer), "")
         if start == advance.start_offsets:
-            must_apply(advance, stored, writer)
+            # Held by the writer before this one, the position of a server that has gone back: a
+            # replica that had it not yet, or what was saved last.
+            is_former = stored is not None and stored.writer == predecessor
+            known = replace(stored, writer=writer) if stored and is_former else stored
+            must_apply(advance, known, writer)
         generation = fields.get("generation", "")
         checkpoint = checkpoint_after(advance, stored, Applied(), writer, generation)
         extra = () if advance.is_repair else extra_fields(checkpoint)
-        pending = PendingAdvance(advance, start, generation, writer, extra)
-        if fields.get("writer") != writer:
+        held_by = fields.get("writer", "")
+        if held_by != writer:
+            predecessor = self._predecessors[advance.table.qualified, writer] = held_by
+        pending = PendingAdvance(advance, start, generation, writer, extra, predecessor)
+        if held_by != writer:
             self._take_over(pending, fields)
         return pending
 

@@ -1,13 +1,15 @@
 """What the pipeline file may say of a sink of `type: redis`."""
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Annotated, Literal
-from urllib.parse import parse_qs, urlsplit
+from collections.abc import Hashable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import readable, server
+from cdc.config.server_settings import TlsSettings, secret
 from cdc.config.sink_kinds import TRIGGER, SinkSettings
 
 if TYPE_CHECKING:
@@ -15,6 +17,21 @@ if TYPE_CHECKING:
     from cdc.sink.contract import Sink
 
 PORTS = {"redis": 6379, "rediss": 6379}
+SENTINEL_PORTS = {"redis": 26379}
+TLS = {
+    "ca": "ssl_ca_certs",
+    "certificate": "ssl_certfile",
+    "key": "ssl_keyfile",
+    "key_password": "ssl_password",
+}
+"""Options of a URL, by the setting with the same meaning."""
+SENTINELS = 'for example: url: "redis:///0", sentinels: [s-1:26379, s-2:26379], service: mymaster'
+COMPANIONS = (
+    ("sentinels", "service"),
+    ("service", "sentinels"),
+    ("sentinel_password", "sentinels"),
+)
+"""A setting, and the other one that it needs."""
 
 
 def _cache(url: str) -> str:
@@ -29,10 +46,27 @@ def _cache(url: str) -> str:
             "is no cache's: it begins with another scheme",
             "write redis://, rediss:// (TLS) or unix://",
         )
-    return readable(url)
+    return url if _is_hostless(url) else readable(url)
 
 
-class Redis(SinkSettings):
+def _is_hostless(url: str) -> bool:
+    """Whether a URL leaves the server to `sentinels`."""
+    with suppress(ValueError):
+        return not url.startswith("unix:") and not urlsplit(url).netloc.rpartition("@")[2]
+    return False
+
+
+def _sentinel(text: str) -> str:
+    try:
+        is_valid = not set("/?#@,") & set(readable(f"redis://{text}").removeprefix("redis://"))
+    except InvalidSetting:
+        is_valid = False
+    if not is_valid:
+        raise InvalidSetting("is no host:port", "for example: sentinels: [s-1:26379, s-2:26379]")
+    return text
+
+
+class Redis(TlsSettings, SinkSettings):
     executor = "cdc.sinks.redis.executor"
     location_setting = "prefix"
     holds_state = True
@@ -40,7 +74,23 @@ class Redis(SinkSettings):
     type: Literal["redis"]
     """Which kind of sink it is."""
     url: Annotated[str, AfterValidator(_cache)] = Field(examples=["redis://localhost:6379/0"])
-    """The server and the number of the database, which must hold nothing else."""
+    """The server and the number of the database, which must hold nothing else. With `sentinels` it
+    has no host: redis:///0, or rediss:///0 for TLS.
+    """
+    user: str | None = Field(default=None, min_length=1)
+    """The user (ACL); or the url has it."""
+    password: SecretStr | None = None
+    """The password; or the url has it."""
+    sentinels: tuple[Annotated[str, AfterValidator(_sentinel)], ...] = Field(
+        default=(), examples=[["s-1:26379", "s-2:26379", "s-3:26379"]]
+    )
+    """The Sentinels, by which the primary is found at each new connection. They have TLS if the url
+    has.
+    """
+    service: str | None = Field(default=None, min_length=1, examples=["mymaster"])
+    """The name under which the Sentinels know the primary."""
+    sentinel_password: SecretStr | None = None
+    """The password of the Sentinels themselves, if they ask for one."""
     prefix: str = Field(
         pattern=r"^[^\s:]+$", description="a word without spaces and colons", examples=["shop"]
     )
@@ -50,9 +100,60 @@ class Redis(SinkSettings):
     """
     trigger_s: float = Field(default=0.2, ge=0, description=TRIGGER)
 
+    @model_validator(mode="after")
+    def _check_server(self) -> Self:
+        given = {name for name in type(self).model_fields if getattr(self, name)}
+        for setting, other in COMPANIONS:
+            if setting in given and other not in given:
+                raise InvalidSetting(f"needs {other}, too", SENTINELS, (setting,))
+        if twice := sorted(given.intersection(self._in_url())):
+            raise InvalidSetting("is in the url, too", "take it out of the url", (twice[0],))
+        if _is_hostless(self.url) != bool(self.sentinels):
+            problem = "names a server beside the sentinels" if self.sentinels else "names no host"
+            hint = SENTINELS if self.sentinels else "for example: redis://localhost:6379/0"
+            raise InvalidSetting(problem, hint, ("url",))
+        if (for_tls := given.intersection(TLS)) and not self.url.startswith("rediss:"):
+            hint = "write rediss:// in the url, and the port at which the server has TLS"
+            raise InvalidSetting("is for TLS, which the url hasn't", hint, (min(for_tls),))
+        return self
+
+    def _in_url(self) -> Iterator[str]:
+        """Name the settings whose value the url has."""
+        parts = urlsplit(self.url)
+        options = dict(parse_qsl(parts.query))
+        if parts.username or "username" in options:
+            yield "user"
+        if parts.password or "password" in options:
+            yield "password"
+        yield from (setting for setting, option in TLS.items() if option in options)
+
+    @property
+    def connection_url(self) -> str:
+        """The URL for `cdc.redis.server.client`: the one of the file, and in it what other settings
+        say. References to files are in it unread.
+        """
+        parts = urlsplit(self.url)
+        login, at, host = parts.netloc.rpartition("@")
+        if self.user or self.password:
+            user, _, password = login.partition(":")
+            user = quote(self.user, safe="") if self.user else user
+            password = quote(secret(self.password) or "", safe="") or password
+            login = f"{user}:{password}"
+            at = "@"
+        options = {
+            **{option: getattr(self, setting) for setting, option in TLS.items()},
+            "ssl_password": secret(self.key_password),
+            "service": self.service,
+            "sentinel_password": secret(self.sentinel_password),
+        }
+        added = {name: value for name, value in options.items() if value}
+        query = urlencode(dict(parse_qsl(parts.query)) | added)
+        hosts = ",".join(self.sentinels) or host
+        return f"{parts.scheme}://{login}{at}{hosts}{parts.path}?{query}".rstrip("?")
+
     @property
     def place(self) -> Hashable:
-        return *self._server, self._number, self.prefix
+        return frozenset(self._servers), self._number, self.prefix
 
     @property
     def territory(self) -> frozenset[Hashable]:
@@ -60,25 +161,31 @@ class Redis(SinkSettings):
         spare = str(self.spare) if self.spare is not None else ""
         if not spare and self._number.isdecimal():
             spare = str(int(self._number) + 1)
-        return frozenset((*self._server, number) for number in (self._number, spare))
+        numbers = (self._number, spare)
+        return frozenset((*place, number) for place in self._servers for number in numbers)
 
     @property
-    def _server(self) -> tuple[Hashable, ...]:
+    def _servers(self) -> list[tuple[Hashable, ...]]:
+        """The server, or what each Sentinel knows it by."""
+        if self.sentinels:
+            hosts = (server(f"redis://{sentinel}", SENTINEL_PORTS) for sentinel in self.sentinels)
+            return [("redis", *host, self.service) for host in hosts]
         parts = urlsplit(self.url)
-        return "redis", *server(self.url, PORTS), parts.path if parts.scheme == "unix" else ""
+        path = parts.path if parts.scheme == "unix" else ""
+        return [("redis", *server(self.url, PORTS), path)]
 
     @property
     def _number(self) -> str:
         parts = urlsplit(self.url)
         path = "" if parts.scheme == "unix" else parts.path.strip("/")
-        return parse_qs(parts.query).get("db", [path])[0] or "0"
+        return dict(parse_qsl(parts.query)).get("db", path) or "0"
 
     def build(self, name: str, pipeline: str) -> "Sink":  # noqa: ARG002
         from cdc.sinks.redis import sink
 
-        return sink.Redis(name, self.url, self.prefix, self.spare)
+        return sink.Redis(name, self.connection_url, self.prefix, self.spare)
 
     def build_state(self) -> "StateSink":
         from cdc.sinks.redis.documents.sink import DocumentState
 
-        return DocumentState(self.url, self.prefix)
+        return DocumentState(self.connection_url, self.prefix)

@@ -20,11 +20,12 @@ from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
-from cdc.redis.server import client
+from cdc.redis.server import COMMANDS, client
 from cdc.sink.contract import PositionLost
 from cdc.sink.lane import ChunkLimits
 from cdc.sink.lane_run import run_in_process, run_on_executors
 from cdc.sinks.redis.executor import PendingAdvance, RedisWriter
+from cdc.sinks.redis.settings import Redis as RedisSettings
 from cdc.sinks.redis.sink import Redis
 from tests.contract import laws
 from tests.contract.crashes import CutRedis
@@ -285,6 +286,27 @@ def test_a_user_without_config_will_do(
     limited.apply()
     assert limited.view() == limited.topic.model()
     limited.sink.close()
+
+
+@pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
+def test_law_of_a_user_with_the_documented_rights(
+    own_server: str, harness: Harness, unique: str, law: Callable[[Harness], None]
+) -> None:
+    """COMMANDS and the keys of the prefix, no more; by the settings `user` and `password`."""
+    rights = [f"+{command}" for command in COMMANDS.split()]
+    user(own_server, f"~{unique}:*", *rights)
+    login = {"user": "cdc", "password": "hush-hush"}
+    settings = RedisSettings.model_validate(
+        {"type": "redis", "url": own_server, "prefix": unique, **login}
+    )
+    limited = Harness(
+        harness.spark, lambda: settings.build("cache", unique), table(f"{unique}.public.items")
+    )
+    with server_at(own_server) as server:
+        server.acl_log_reset()
+        law(limited)
+        limited.sink.close()
+        assert server.acl_log() == []
 
 
 def test_what_evicts_is_refused_whoever_asks(

@@ -1,10 +1,12 @@
 """A cache server of a test's own, which it may break."""
 
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -21,9 +23,9 @@ class CacheServer:
     def __init__(self, folder: Path, *options: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._port = free_port()
+        self.port = free_port()
         self._options = options
-        self.url = f"redis://127.0.0.1:{self._port}/0"
+        self.url = f"redis://127.0.0.1:{self.port}/0"
         self.start()
 
     def save(self) -> None:
@@ -38,13 +40,17 @@ class CacheServer:
         shutil.copy(self._folder / "saved.rdb", self._folder / "dump.rdb")
         self.start()
 
+    def stand_still(self, *, still: bool) -> None:
+        """Stop the process where it is, or let it go on."""
+        self._process.send_signal(signal.SIGSTOP if still else signal.SIGCONT)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
     def start(self) -> None:
         """Start it with what is in its folder, if anything."""
-        words: list[str | Path] = [redis_server(), "--port", str(self._port)]
+        words: list[str | Path] = [redis_server(), "--port", str(self.port)]
         words += ["--bind", "127.0.0.1", "--save", "", "--dir", self._folder]
         words += ["--repl-diskless-sync-delay", "0", *self._options]
         self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
@@ -60,6 +66,83 @@ def cache(folder: Path, *options: str) -> Iterator[str]:
         yield server.url
     finally:
         server.kill()
+
+
+class Guarded:
+    """A primary, a replica and three Sentinels, of which two have to agree; `options` are words of both
+    servers' command lines.
+    """
+
+    service = "shop"
+
+    def __init__(self, folder: Path, *options: str, sentinel_password: str = "") -> None:
+        self.primary = CacheServer(folder / "primary", *options)
+        master = f"127.0.0.1 {self.primary.port}"
+        self.replica = CacheServer(folder / "replica", "--replicaof", *master.split(), *options)
+        lines = [
+            f"sentinel monitor {self.service} {master} 2",
+            f"sentinel down-after-milliseconds {self.service} 500",
+            f"sentinel failover-timeout {self.service} 2000",
+            *([f"requirepass {sentinel_password}"] if sentinel_password else []),
+        ]
+        self._watchers: list[Sentinel] = []
+        for number in range(3):
+            self._watchers.append(Sentinel(folder / f"sentinel-{number}", lines))
+        self.sentinels = [f"127.0.0.1:{watcher.port}" for watcher in self._watchers]
+        self._password = sentinel_password
+        wait_until(self._is_whole, 30, "the Sentinels to know the replica and each other")
+
+    def ask(self) -> dict[str, Any]:
+        """What a Sentinel says of the primary."""
+        port = self._watchers[0].port
+        with redis.Redis("127.0.0.1", port, password=self._password or None) as sentinel:
+            return dict(sentinel.sentinel_master(self.service))
+
+    def switch(self) -> None:
+        """Make the replica the primary, while both run."""
+        port = self._watchers[0].port
+        with redis.Redis("127.0.0.1", port, password=self._password or None) as sentinel:
+            sentinel.execute_command("SENTINEL", "FAILOVER", self.service)
+
+    def has_switched(self) -> bool:
+        return int(self.ask()["port"]) == self.replica.port
+
+    def kill(self) -> None:
+        for watcher in self._watchers:
+            watcher.kill()
+        for server in (self.primary, self.replica):
+            server.kill()
+
+    def _is_whole(self) -> bool:
+        answer = self.ask()
+        with redis.Redis.from_url(self.replica.url) as server:
+            is_linked = server.info("replication").get("master_link_status") == "up"
+        return is_linked and (answer["num-slaves"], answer["num-other-sentinels"]) == (1, 2)
+
+
+class Sentinel:
+    """A Sentinel; `lines` are of its file, which it rewrites."""
+
+    def __init__(self, folder: Path, lines: Sequence[str]) -> None:
+        folder.mkdir(parents=True)
+        self.port = free_port()
+        own = [f"port {self.port}", "bind 127.0.0.1", f"dir {folder}"]
+        (folder / "sentinel.conf").write_text("\n".join([*own, *lines, ""]))
+        words: list[str | Path] = [redis_server(), folder / "sentinel.conf", "--sentinel"]
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def guarded(folder: Path, *options: str, sentinel_password: str = "") -> Iterator[Guarded]:
+    servers = Guarded(folder, *options, sentinel_password=sentinel_password)
+    try:
+        yield servers
+    finally:
+        servers.kill()
 
 
 @contextmanager

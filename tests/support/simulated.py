@@ -16,7 +16,8 @@ from cdc.kafka.records import Record, RecordAddress
 from cdc.kafka.topic_specs import COMPACTION_LAG
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
-from cdc.spark.lane_records import LoggedRecords
+from cdc.sink.lane import Lane
+from cdc.spark.lane_records import LoggedRecords, Reports
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -181,10 +182,13 @@ class MemoryEnds(LogEnds):
 
 
 class InProcess(LoggedRecords):
-    """Records of a log in memory, for sinks that run a lane in this process."""
+    """Records of a log in memory. Lanes run in this process, also those of sinks that have executors."""
 
     def begin(self, sink: str) -> None:
         pass
+
+    def run(self, lane: Lane) -> Reports:
+        return self.run_here(lane)
 
 
 def in_process(log: MemoryLog) -> InProcess:

@@ -123,7 +123,7 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
     [
         (index, tls, "https://me:secret@127.0.0.1:{}", UNKNOWN, "the sink's `ca`", SinkRejected),
         (index, web, "https://127.0.0.1:{}", NO_TLS, "http://", SinkRejected),
-        (cache, tls, "rediss://:secret@127.0.0.1:{}/0", UNKNOWN, "?ssl_ca_certs=", SinkRejected),
+        (cache, tls, "rediss://:secret@127.0.0.1:{}/0", UNKNOWN, "`ca`", SinkRejected),
         (cache, tls, "rediss://127.0.0.1:{}/0?ssl_ca_certs=" + str(ELSEWHERE), OTHER_HOST, "host name", SinkRejected),
         (cache, web, "rediss://127.0.0.1:{}/0", NO_TLS, "redis://", SinkRejected),
         (cache, web, "redis://:secret@127.0.0.1:{}/0", "is no Redis: it answers in another way", "url", SinkRejected),

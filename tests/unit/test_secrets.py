@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -20,9 +21,11 @@ from cdc.model import secrets
 from cdc.model.table import Column, Table
 from cdc.model.trace import trace
 from cdc.postgres.source import connect_to_read, parse_dsn
+from cdc.redis.server import client, forget
 from cdc.sink import factory
 from cdc.sink.contract import Sink
 from cdc.sink.remedy import classify
+from cdc.sinks.redis.settings import Redis
 from tests.support.pipelines import NOWHERE, pipeline
 
 SECRET = "hunter2"
@@ -39,6 +42,9 @@ sinks:
   keyed: {{type: elasticsearch, nodes: ["https://127.0.0.1:2", "https://127.0.0.1:3"], api_key: "{SECRET}"}}
   named: {{type: elasticsearch, nodes: ["http://127.0.0.1:4"], user: elastic, password: "{SECRET}"}}
   cache: {{type: redis, url: "{CACHE}", prefix: shop}}
+  guarded:
+    {{type: redis, url: "redis:///0", prefix: guarded, sentinels: ["{NOWHERE}"], service: shop, user: app,
+     password: "{SECRET}", sentinel_password: "{SECRET}"}}
   warehouse: {{type: delta, path: PATH/warehouse}}
 kafka: {NOWHERE}
 connect: http://worker:{SECRET}@{NOWHERE}
@@ -46,8 +52,9 @@ connect: http://worker:{SECRET}@{NOWHERE}
 TABLE = Table("public", "items", (Column("id", "integer"),), ("id",), "shop.public.items")
 VERBS = (
     "plan", "migrate", "register", "run", "status", "verify", "verify --table public.none", "rebuild search",
-    "rebuild keyed", "rebuild cache", "rollback search", "rollback cache", "pause cache", "resume cache", "generations",
-    "quarantine list", "quarantine show cache/shop.public.items/0/0", "quarantine redrive", "topics", "topics audit",
+    "rebuild keyed", "rebuild cache", "rebuild guarded", "rollback search", "rollback cache", "pause cache",
+    "resume cache", "generations", "quarantine list", "quarantine show cache/shop.public.items/0/0",
+    "quarantine redrive", "topics", "topics audit",
 )  # fmt: skip
 
 
@@ -110,7 +117,7 @@ def calls(sink: Sink) -> Iterator[Callable[[], object]]:
     yield partial(sink.drop_unreferenced, [TABLE], {})
 
 
-@pytest.mark.parametrize("name", ["search", "keyed", "named", "cache"])
+@pytest.mark.parametrize("name", ["search", "keyed", "named", "cache", "guarded"])
 def test_no_sink_tells_a_secret(name: str, file: Path) -> None:
     sink = factory.build(settings.load(file, {}), name)
     failures = []
@@ -195,6 +202,13 @@ def test_a_wrong_reader_is_named_and_not_quoted() -> None:
         assert SECRET not in f"{caught.value.message}{caught.value.hint}{caught.value.details}"
 
 
+def logins(url: str) -> Iterator[tuple[str, ...]]:
+    """What a new connection logs in with."""
+    provider = client(url).connection_pool.connection_kwargs["credential_provider"]
+    yield provider.get_credentials()
+    forget(url)
+
+
 def test_what_is_in_files_is_read_at_each_connection(tmp_path: Path) -> None:
     """By every parser of a URL or a DSN that has a login, also one that would have to be escaped."""
     secret = tmp_path / "secret"
@@ -210,6 +224,14 @@ def test_what_is_in_files_is_read_at_each_connection(tmp_path: Path) -> None:
     assert parse_dsn(f"host=db password={reference}")["password"] == "changed"
     secret.write_text("postgresql://owner:whole@db/shop")
     assert parse_dsn(reference)["password"] == "whole"
+    sinks = (pipeline.sinks["cache"], pipeline.sinks["guarded"])
+    for url in (sink.connection_url for sink in sinks if isinstance(sink, Redis)):
+        # What executors get: the reference.
+        assert awkward not in unquote(url)
+        for text in (awkward, "changed"):
+            secret.write_text(text)
+            (login,) = logins(url)
+            assert login == ("app", text)
     assert awkward not in repr(pipeline)
     assert "changed" not in repr(pipeline)
 
