@@ -128,7 +128,7 @@ def reference_error(path: Path, text: str, reference: Reference) -> SettingsErro
             hint="write ${NAME}, ${NAME:-default} for where it may be unset, or ${file:/path}",
         )
     stack = (
-        f", or start servers that it stands for: cdc -p {path} up"
+        f", or start local servers, which set it: cdc -p {path} up"
         if name in STACK_VARIABLES
         else ""
     )

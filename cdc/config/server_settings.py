@@ -26,7 +26,8 @@ def _file(path: str, info: ValidationInfo) -> str:
     full = Path(folder, Path(path).expanduser()) if folder else Path(path)
     if not full.is_file():
         raise InvalidSetting(
-            "names no file that is there", "the path of a file in PEM, the same on Spark's workers"
+            "is not an existing file",
+            "write the path of a PEM file; Spark's workers need it under the same path",
         )
     return str(full)
 
@@ -66,7 +67,7 @@ class TlsSettings(Section):
                 context.load_cert_chain(self.certificate, self.key, password)
         except (OSError, ssl.SSLError, SecretUnreadable):
             raise InvalidSetting(
-                "can't be read, or its key is another one's or has another password",
+                "can't be read, doesn't match key, or key_password is wrong",
                 "check both files and key_password: openssl x509 -in FILE; openssl pkey -in FILE",
                 ("certificate",),
             ) from None
@@ -128,7 +129,7 @@ class KafkaSettings(TlsSettings):
             )
         if not self.protocol.endswith("SSL") and (self.ca or self.certificate):
             raise InvalidSetting(
-                f"ca and certificate don't count with protocol {self.protocol}",
+                f"ca and certificate have no effect with protocol {self.protocol}",
                 "write SSL or SASL_SSL, or take them out",
             )
         by_token = ("token_url", "client_id", "client_secret")
@@ -140,8 +141,11 @@ class KafkaSettings(TlsSettings):
             if is_needed and not is_given:
                 raise InvalidSetting(f"mechanism {self.mechanism} needs {name}", f"add {name}")
             if is_given and not is_needed and not (name == "scope" and needed == by_token):
+                condition = (
+                    f"with mechanism {self.mechanism}" if uses_sasl else "without a mechanism"
+                )
                 raise InvalidSetting(
-                    f"{name} doesn't count with {self.mechanism or 'no mechanism'}",
+                    f"{name} has no effect {condition}",
                     f"take {name} out",
                 )
         return self
@@ -185,7 +189,9 @@ class ConnectSettings(TlsSettings):
             raise InvalidSetting("user and token exclude each other", "take one of them out")
         if (self.ca or self.certificate) and not self.url.startswith("https:"):
             raise InvalidSetting(
-                "ca and certificate don't count with http:", "write https:", ("url",)
+                "ca and certificate have no effect with http://",
+                "write https:// in the url, or take them out",
+                ("url",),
             )
         return self
 

@@ -188,7 +188,7 @@ def translated_errors(
         if isinstance(error, FINAL):
             raise ConnectorError(
                 f"Kafka at {bootstrap} refuses: {type(error).__name__}.",
-                hint="kafka.replication_factor is more than the brokers that are there"
+                hint="kafka.replication_factor is larger than the number of brokers: lower it, or start more"
                 if isinstance(error, kafka.errors.InvalidReplicationFactorError)
                 else "look at the broker's log, then: cdc -p FILE doctor",
                 server=bootstrap,
@@ -208,7 +208,7 @@ def translated_errors(
             ) from error
         if isinstance(error, TokenRefused):
             raise KafkaUnavailable(
-                f"No token for Kafka at {bootstrap}: {error}.",
+                f"Can't get a token for Kafka at {bootstrap}: {error}.",
                 hint="check token_url, client_id, client_secret and scope of `kafka` in the pipeline file",
                 server=bootstrap,
             ) from error

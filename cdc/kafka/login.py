@@ -139,9 +139,12 @@ def login_refusal(brokers: str) -> ConnectorError | None:
         for error in errors:
             if error.name() == "_AUTHENTICATION":
                 mechanism = login_of(brokers).mechanism
+                settings_named = "user and password"
+                if mechanism == "OAUTHBEARER":
+                    settings_named = "client_id, client_secret and scope"
                 return KafkaForbidden(
                     f"Kafka at {brokers} refuses the login ({mechanism}).",
-                    hint="check user and password of `kafka` in the pipeline file",
+                    hint=f"check {settings_named} of `kafka` in the pipeline file",
                     server=str(brokers),
                 )
             if "alert" in error.str():
@@ -189,7 +192,7 @@ class Tokens:
         except (httpx.HTTPError, OSError, ValueError, KeyError, TypeError) as error:
             status = getattr(getattr(error, "response", None), "status_code", None)
             reason = f"status {status}" if status else f"{type(error).__name__}"
-            raise TokenRefused(f"{address(url)} gives none ({reason})") from None
+            raise TokenRefused(f"{address(url)} returned no token ({reason})") from None
         return self._token
 
 

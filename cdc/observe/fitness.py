@@ -242,9 +242,7 @@ def _check_copies(topic: str, facts: TopicFacts, brokers: int) -> Iterator[Findi
         message = f"A partition of {topic} has {facts.in_sync} of {facts.copies} copies in sync."
         yield find("topic-copies/out-of-sync", topic, message, _describe(topic))
     if facts.copies < facts.expected_copies:
-        message = (
-            f"{topic} has {facts.copies} of the {facts.expected_copies} copies that the file says."
-        )
+        message = f"{topic} has {facts.copies} copies; kafka.replication_factor in the file is {facts.expected_copies}."
         yield find("topic-copies/fewer", topic, message, _describe(topic))
     elif facts.copies == 1 and brokers > 1:
         message = f"{topic} has one copy, and {brokers} brokers could hold more."

@@ -51,9 +51,9 @@ HINTS = {
     "shut": "it is tried again; write rediss:// if the port has TLS, `certificate` and `key` if the server asks for it",
     "rejected": "repair the server's setting or memory, then start `cdc run` again",
     "misplaced": "name another database in the sink's url (or as its `spare`), or raise the server's `databases`",
-    "trust": "set the sink's `ca` to the file of its CA, which executors have, too",
+    "trust": "set the sink's `ca` to the file with its CA's certificate; Spark's executors need it under the same path",
     "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
-    "client": "set the sink's `certificate` and `key` to files that the server trusts, which executors have, too",
+    "client": "set the sink's `certificate` and `key` to a pair that the server trusts, also on Spark's executors",
     "plain": "write redis:// in the sink's url, or the port at which it has TLS",
     "stranger": "check host and port of the sink's url",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
@@ -319,7 +319,7 @@ def _no_primary(url: str) -> Failure:
         known = f", but {', '.join(sorted(set(names)))}" if names else ""
         return Failure("service", f"{where} know no service {service}{known}.")
     if any(isinstance(error, (*FORBIDDEN, redis.exceptions.NoPermissionError)) for error in errors):
-        return Failure("sentinel", f"{where} refuse the password that they got.")
+        return Failure("sentinel", f"{where} refuse the password in sentinel_password.")
     why = cause(" ".join(map(str, errors)))
     return Failure(why.kind or "unavailable", f"{where} can't be reached{why}.")
 

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+from cdc.config.server_settings import ConnectSettings, KafkaSettings
 from cdc.config.settings import Pipeline
 from cdc.config.sink_kinds import ListedTable
 from cdc.config.source_settings import (
@@ -35,6 +36,8 @@ Every setting of a pipeline file. Made from the code by `python -m docs.generate
 """
 SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The file", Pipeline),
+    ("`kafka`, if it isn't an address", KafkaSettings),
+    ("`connect`, if it isn't an address", ConnectSettings),
     ("`source`", Source),
     ("An entry of `source.tables`", TableSettings),
     ("`index` of such an entry", IndexSettings),

@@ -54,7 +54,10 @@ class Elasticsearch(TlsSettings, SinkSettings):
         if len(schemes) > 1:
             raise InvalidSetting("mixes http:// and https://", "write https://", ("nodes",))
         if (self.ca or self.certificate) and schemes == {"http"}:
-            raise InvalidSetting("ca and certificate don't count with http:", "write https:")
+            raise InvalidSetting(
+                "ca and certificate have no effect with http://",
+                "write https:// in the url or nodes, or take them out",
+            )
         return self
 
     @model_validator(mode="after")

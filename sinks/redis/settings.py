@@ -109,12 +109,16 @@ class Redis(TlsSettings, SinkSettings):
         if twice := sorted(given.intersection(self._in_url())):
             raise InvalidSetting("is in the url, too", "take it out of the url", (twice[0],))
         if _is_hostless(self.url) != bool(self.sentinels):
-            problem = "names a server beside the sentinels" if self.sentinels else "names no host"
+            problem = (
+                "has a host, but the sentinels find the server"
+                if self.sentinels
+                else "names no host"
+            )
             hint = SENTINELS if self.sentinels else "for example: redis://localhost:6379/0"
             raise InvalidSetting(problem, hint, ("url",))
         if (for_tls := given.intersection(TLS)) and not self.url.startswith("rediss:"):
             hint = "write rediss:// in the url, and the port at which the server has TLS"
-            raise InvalidSetting("is for TLS, which the url hasn't", hint, (min(for_tls),))
+            raise InvalidSetting("needs TLS, but the url begins with redis:", hint, (min(for_tls),))
         return self
 
     def _in_url(self) -> Iterator[str]:

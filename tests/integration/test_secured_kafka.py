@@ -118,7 +118,7 @@ def test_every_client_logs_in_by_a_token(broker: SecuredBroker, token_url: str) 
         broker, "OAUTHBEARER", user=None, password=None, **by_token | {"client_secret": "?"}
     )
     with pytest.raises(
-        ConnectorError, match=r"No token for Kafka at .*/token gives none \(status 401\)"
+        ConnectorError, match=r"token for Kafka at .*/token returned no token \(status 401\)"
     ):
         use(refused.address, "shop.none")
 

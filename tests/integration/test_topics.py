@@ -128,7 +128,7 @@ def test_copies_are_as_the_file_says(topics: Topics, shop: Pipeline, unique: str
     wanted = shop.model_copy(update={"kafka_settings": KafkaSettings.model_validate(asked)})
     with pytest.raises(ConnectorError) as caught:
         ensure_topics(topics, wanted)
-    assert "kafka.replication_factor is more than the brokers" in caught.value.hint
+    assert "kafka.replication_factor is larger than the number of brokers" in caught.value.hint
     assert not topics.existing(topic_specs(shop))
     asked |= {"replication_factor": 1, "min_insync_replicas": 1}
     ensure_topics(

@@ -58,7 +58,7 @@ def index() -> Iterator[SecuredIndex]:
 
 @pytest.fixture
 def secured_cache(tmp_path: Path) -> Iterator[str]:
-    with cache(tmp_path / "cache") as url:
+    with cache(tmp_path / "cache-server") as url:
         yield url
 
 
