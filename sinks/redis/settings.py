@@ -118,7 +118,9 @@ class Redis(TlsSettings, SinkSettings):
             raise InvalidSetting(problem, hint, ("url",))
         if (for_tls := given.intersection(TLS)) and not self.url.startswith("rediss:"):
             hint = "write rediss:// in the url, and the port at which the server has TLS"
-            raise InvalidSetting("needs TLS, but the url begins with redis:", hint, (min(for_tls),))
+            raise InvalidSetting(
+                "needs TLS, and the url doesn't begin with rediss:", hint, (min(for_tls),)
+            )
         return self
 
     def _in_url(self) -> Iterator[str]:
