@@ -45,6 +45,7 @@ from cdc.sink.contract import (
     SchemaMismatch,
     Sink,
     positions,
+    require_known_columns,
     require_same_shape,
 )
 from cdc.sink.promotion import GenerationReplaced
@@ -482,6 +483,7 @@ def prepare(
     tombstone was compacted away. `refuse` raises if the log can't make the view again, and is
     called before the view is cleared. Raises SchemaMismatch as `require_same_shape` does.
     """
+    require_known_columns(table, sink.name)
     if stored is None or stored.floor < floor:
         refuse(None)
         sink.clear(table)

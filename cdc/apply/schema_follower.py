@@ -139,6 +139,7 @@ class SchemaFollower:
             reshaped=bool(lost or captured.withdrawn),
             # As of the file, which may have been read while Postgres was away.
             unlisted_by=self._pipeline.unlisted_by(name),
+            projections=self._pipeline.projections(name),
         )
 
     def _vanished_tables(self, results: Sequence[Consequence]) -> dict[str, list[str]]:

@@ -236,6 +236,7 @@ def _capturable(context: Context, *, starts_over: bool) -> Context:
     """
     from cdc.capture.aside import choose_left_out, set_aside
     from cdc.postgres import catalog, source
+    from cdc.sink.contract import require_known_columns
 
     configured = context.load()
     moved = {} if starts_over else set_aside(configured, as_owner=True, progress=say)
@@ -246,6 +247,9 @@ def _capturable(context: Context, *, starts_over: bool) -> Context:
     with source.connect(configured.source.dsn) as connection:
         catalog.refuse_published(connection, capturable.pipeline, left_out)
         capturable.require_supported_columns(connection)
+        for described in capturable.tables:
+            for sink in described.misnamed:
+                require_known_columns(described, sink)
         for advice in [] if left_out else capturable.check_views(connection):
             say(advice)
     return capturable

@@ -14,7 +14,7 @@ from typing import Any
 
 from cdc.errors import ConnectorError, KafkaUnavailable, RecordRefused
 from cdc.kafka.log_refusals import forbidden
-from cdc.kafka.login import TLS_HINTS, TokenRefused, login_refusal, tokens
+from cdc.kafka.login import TLS_HINTS, TokenRefused, login_refusal, no_token, tokens
 from cdc.model import secrets
 from cdc.model.causes import PLAIN, UNKNOWN, cause
 from cdc.model.login import Login, login_of, ssl_context
@@ -207,11 +207,7 @@ def translated_errors(
                 server=bootstrap,
             ) from error
         if isinstance(error, TokenRefused):
-            raise KafkaUnavailable(
-                f"Can't get a token for Kafka at {bootstrap}: {error}.",
-                hint="check token_url, client_id, client_secret and scope of `kafka` in the pipeline file",
-                server=bootstrap,
-            ) from error
+            raise no_token(bootstrap, error) from error
         why = cause(str(error)) if isinstance(error, OSError) else UNKNOWN
         if (
             isinstance(error, ssl.SSLEOFError | ConnectionResetError)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc.errors import ConnectorError, KafkaUnavailable
 from cdc.kafka.log_refusals import forbidden, is_hidden, missing_topic
-from cdc.kafka.login import for_librdkafka
+from cdc.kafka.login import make_client
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -87,9 +87,7 @@ class LogEnds:
         ends = {topic: [0] * count for topic, count in partitions.items()}
         client = self._admin
         if client is None:
-            client = self._admin = admin.AdminClient(
-                {**for_librdkafka(self._bootstrap), **SETTINGS}
-            )
+            client = self._admin = make_client(admin.AdminClient, self._bootstrap, SETTINGS)
         answers = client.list_offsets(
             wanted,
             isolation_level=IsolationLevel.READ_COMMITTED

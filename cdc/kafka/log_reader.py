@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.errors import ConnectorError, LogUnread, RecordsGone
 from cdc.kafka.log_refusals import forbidden, is_hidden
-from cdc.kafka.login import for_librdkafka
+from cdc.kafka.login import for_librdkafka, make_client
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -188,8 +188,9 @@ def _clients_of(bootstrap: str, is_bulk: bool) -> _Clients:
         kept = None
     if kept is None:
         settings = BULK_SETTINGS if is_bulk else SETTINGS
-        consumer = Consumer({**login, **settings})
-        kept = _clients[key] = _Clients(login, consumer, AdminClient({**login, **ADMIN_SETTINGS}))
+        consumer = make_client(Consumer, bootstrap, settings)
+        admin = make_client(AdminClient, bootstrap, ADMIN_SETTINGS)
+        kept = _clients[key] = _Clients(login, consumer, admin)
     return kept
 
 

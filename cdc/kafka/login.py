@@ -6,14 +6,16 @@ kafka-python reads them at each connection, and the other two when a client is m
 again after a failure.
 """
 
+import ssl
 import time
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
-from cdc.errors import ConnectorError, KafkaForbidden, KafkaUnavailable
+from cdc.errors import ConnectorError, KafkaUnavailable
 from cdc.model import secrets
 from cdc.model.address import address
-from cdc.model.login import Login, login_of, ssl_context
+from cdc.model.login import Login, login_of
 
 LOGIN_S = 3.0
 """How long brokers may take to refuse a login."""
@@ -27,6 +29,7 @@ TLS_HINTS = {
 TOKEN_TIMEOUT_S = 10.0
 RENEWED_BEFORE_S = 60.0
 """How long before its end a token is replaced."""
+Client = TypeVar("Client")
 JAVA_LOGINS = "org.apache.kafka.common.security"
 
 
@@ -47,12 +50,8 @@ def for_librdkafka(brokers: str) -> dict[str, Any]:
     if login.mechanism == "OAUTHBEARER":
         settings |= {
             "sasl.mechanism": login.mechanism,
-            "sasl.oauthbearer.method": "oidc",
-            "sasl.oauthbearer.token.endpoint.url": login.token_url,
-            "sasl.oauthbearer.client.id": login.client_id,
-            "sasl.oauthbearer.client.secret": _read(login.client_secret),
-            "sasl.oauthbearer.scope": login.scope,
-            "https.ca.location": login.ca,
+            # Not the client's own way, which trusts the authorities of one file alone.
+            "oauth_cb": tokens(login).for_librdkafka,
         }
     elif login.uses_sasl:
         settings |= {
@@ -61,6 +60,27 @@ def for_librdkafka(brokers: str) -> dict[str, Any]:
             "sasl.password": _read(login.password),
         }
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def make_client(
+    kind: Callable[[dict[str, Any]], Client], brokers: str, settings: Mapping[str, Any]
+) -> Client:
+    """Make a client of librdkafka.
+
+    Raises:
+        KafkaUnavailable: its files don't fit each other, or can't be read: they may be exchanged at
+            this moment.
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        return kind({**for_librdkafka(brokers), **settings})
+    except KafkaException as error:
+        raise KafkaUnavailable(
+            f"Kafka's client can't use the files of its login at {brokers}: {error.args[0].name()}.",
+            hint="check ca, certificate, key and key_password of `kafka`, on Spark's executors, too",
+            server=str(brokers),
+        ) from None
 
 
 def for_java(brokers: str, prefix: str = "") -> dict[str, str]:
@@ -130,21 +150,27 @@ def login_refusal(brokers: str) -> ConnectorError | None:
         return None
     from confluent_kafka.admin import AdminClient
 
+    login = login_of(brokers)
+    if login.mechanism == "OAUTHBEARER":
+        try:
+            tokens(login).token()
+        except TokenRefused as refusal:
+            return no_token(brokers, refusal)
     errors: list[Any] = []
-    settings = {**for_librdkafka(brokers), "error_cb": errors.append, "log_level": 0}
-    client = AdminClient(settings)
+    client = make_client(AdminClient, brokers, {"error_cb": errors.append, "log_level": 0})
     deadline = time.monotonic() + LOGIN_S
     while time.monotonic() < deadline:
         client.poll(0.1)
         for error in errors:
             if error.name() == "_AUTHENTICATION":
-                mechanism = login_of(brokers).mechanism
-                settings_named = "user and password"
-                if mechanism == "OAUTHBEARER":
-                    settings_named = "client_id, client_secret and scope"
-                return KafkaForbidden(
-                    f"Kafka at {brokers} refuses the login ({mechanism}).",
-                    hint=f"check {settings_named} of `kafka` in the pipeline file",
+                named = "user and password"
+                if login.mechanism == "OAUTHBEARER":
+                    # One of before the server has changed its keys, perhaps.
+                    tokens(login).forget()
+                    named = "client_id, client_secret and scope"
+                return KafkaUnavailable(
+                    f"Kafka at {brokers} refuses the login ({login.mechanism}).",
+                    hint=f"check {named} of `kafka` in the pipeline file; it is tried again",
                     server=str(brokers),
                 )
             if "alert" in error.str():
@@ -156,6 +182,10 @@ def login_refusal(brokers: str) -> ConnectorError | None:
     return None
 
 
+class TokenRefused(OSError):
+    """No token is to be had. The text shows no secret."""
+
+
 class Tokens:
     """Fetches tokens by OAuth's client credentials, and keeps one until shortly before its end."""
 
@@ -163,6 +193,15 @@ class Tokens:
         self._login = login
         self._token = ""
         self._ends_at = 0.0
+
+    def forget(self) -> None:
+        """Fetch another token the next time."""
+        self._ends_at = 0.0
+
+    def for_librdkafka(self, _: str) -> tuple[str, float]:
+        """Return a token, and the Unix time of its end in seconds."""
+        token = self.token()
+        return token, time.time() + self._ends_at - time.monotonic()
 
     def token(self) -> str:
         """Return a token that is valid for a while.
@@ -182,7 +221,7 @@ class Tokens:
                 url,
                 data={name: value for name, value in form.items() if value},
                 auth=(login.client_id or "", _read(login.client_secret) or ""),
-                verify=ssl_context(login) if url.startswith("https:") else False,
+                verify=_authorities(login) if url.startswith("https:") else False,
                 timeout=TOKEN_TIMEOUT_S,
             )
             answer.raise_for_status()
@@ -196,11 +235,24 @@ class Tokens:
         return self._token
 
 
+def _authorities(login: Login) -> ssl.SSLContext:
+    """Trust the brokers' authority and the system's: the server of tokens may be somebody else's."""
+    context = ssl.create_default_context()
+    if login.ca:
+        context.load_verify_locations(login.ca)
+    return context
+
+
+def no_token(brokers: str, error: TokenRefused) -> KafkaUnavailable:
+    """Make the error of a login for which there is no token."""
+    return KafkaUnavailable(
+        f"Can't get a token for Kafka at {brokers}: {error}.",
+        hint="check token_url, client_id, client_secret and scope of `kafka` in the pipeline file",
+        server=str(brokers),
+    )
+
+
 @cache
 def tokens(login: Login) -> Tokens:
     """Return this process' tokens of a login. Any thread may use them."""
     return Tokens(login)
-
-
-class TokenRefused(OSError):
-    """No token is to be had. The text shows no secret."""

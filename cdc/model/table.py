@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,10 +60,11 @@ class Projection:
         """Whether the sink has a column that isn't of the key."""
         return column not in self.exclude and (self.columns is None or column in self.columns)
 
-    @property
-    def shape(self) -> str:
-        """The same text for the same columns, in whichever order the file has them."""
-        kept = None if self.columns is None else sorted(self.columns)
+    def shape(self, key: Sequence[str]) -> str:
+        """The same text for the same columns, in whichever order the file has them, with or without
+        columns of the key.
+        """
+        kept = None if self.columns is None else sorted({*self.columns} - {*key})
         text = json.dumps([kept, sorted(self.exclude)])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -128,6 +129,8 @@ class Table:
     """The sinks that have no view of a captured table."""
     projections: Mapping[str, Projection] = field(default_factory=dict, compare=False, repr=False)
     """By sink: the columns of a captured table, of sinks that don't have all."""
+    misnamed: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, repr=False)
+    """By sink whose list of columns doesn't fit the table: what is wrong, and a hint."""
     shape: str = ""
     """What a sink's view stores beside its position, to be known for one of these columns. Empty for all
     columns of a table."""
@@ -170,7 +173,7 @@ class Table:
             self,
             columns=columns,
             index=replace(self.index, fields=fields),
-            shape=projection.shape,
+            shape=projection.shape(self.key),
             # The topic has the other columns.
             reshaped=True,
         )

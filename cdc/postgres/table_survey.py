@@ -336,10 +336,16 @@ def _describe(
         unlisted_by=pipeline.unlisted_by(entry.table),
         projections=pipeline.projections(entry.table),
     )
+    misnamed: dict[str, tuple[str, str]] = {}
     for sink, projection in table.projections.items():
         subject = f"In sinks.{sink}, {entry.table}"
-        _check_columns(entry, subject, projection.named, [c.name for c in captured], ())
-        _check_columns(entry, subject, projection.exclude, [c.name for c in captured], key)
+        try:
+            _check_columns(entry, subject, projection.named, [c.name for c in captured], ())
+            _check_columns(entry, subject, projection.exclude, [c.name for c in captured], key)
+        except TableRefused as mistake:
+            # That sink's matter: the others have the table as it is.
+            misnamed[sink] = mistake.message, mistake.hint
+    table = replace(table, misnamed=misnamed)
     collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
     if error := column_names.refusal_error(table, lambda table: [*collisions, *refusals(table)]):
         raise error

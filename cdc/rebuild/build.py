@@ -38,7 +38,13 @@ from cdc.model.generation import new_generation
 from cdc.model.position import distance
 from cdc.model.table import Table
 from cdc.postgres.table_definition import Definition
-from cdc.sink.contract import SchemaMismatch, Sink, positions, require_same_shape
+from cdc.sink.contract import (
+    SchemaMismatch,
+    Sink,
+    positions,
+    require_known_columns,
+    require_same_shape,
+)
 from cdc.sink.promotion import GenerationReplaced, are_live
 
 POLL_S = 0.1
@@ -106,13 +112,13 @@ class Rebuild:
             return self._finish(self._build_and_promote())
 
     def _refuse_foreign(self) -> None:
-        """Raise Discontinued where a live view is another pipeline's.
-
-        Its readers would see this pipeline's rows.
+        """Raise Discontinued where a live view is another pipeline's: its readers would see this
+        pipeline's rows. Raise SchemaMismatch where the sink's list of columns doesn't fit its table.
         """
         ends = self.kafka.ends([table.topic for table in self.tables])
         checkpoints = positions(self.sink, self.tables)
         for table in self.tables:
+            require_known_columns(table, self.sink.name)
             refuse_foreign(
                 self.kafka, self.sink.name, table, checkpoints[table.qualified], ends[table.topic]
             )

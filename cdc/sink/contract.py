@@ -270,10 +270,20 @@ class SchemaMismatch(SinkRejected):
         )
 
 
+def require_known_columns(table: Table, sink: str) -> None:
+    """Raise SchemaMismatch if the sink's list names a column that the table hasn't, or leaves out one of
+    its key: a column was renamed or dropped, or the list has a mistake.
+    """
+    if sink in table.misnamed:
+        raise SchemaMismatch(table, sink, *table.misnamed[sink])
+
+
 def require_same_shape(table: Table, sink: str, stored: ViewCheckpoint | None) -> None:
     """Raise SchemaMismatch for a view of other columns than the file gives the sink now: what it has of
-    them would stay, and what it lacks would come row by row.
+    them would stay, and what it lacks would come row by row. Raises it as `require_known_columns` does,
+    too.
     """
+    require_known_columns(table, sink)
     if stored is not None and stored.shape != table.shape:
         raise SchemaMismatch(
             table,

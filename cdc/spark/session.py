@@ -31,6 +31,8 @@ SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Correctness of comparisons: json may have a key twice, and of its values the last one counts.
     "spark.sql.variant.allowDuplicateKeys": "true",
+    # What a log of events shows of settings and options: no logins of Kafka's client.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|keystore|jaas",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # Adaptive plans off: batches are small and their plans don't change, so adapting costs more

@@ -16,7 +16,7 @@ from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table
 from cdc.model.wording import full_stopped
 from cdc.postgres import source
-from cdc.sink.contract import Applier, positions
+from cdc.sink.contract import Applier, SchemaMismatch, positions, require_same_shape
 from cdc.sink.factory import late_topics, open_clocks, open_documents
 from cdc.verify.comparison import View
 
@@ -113,7 +113,8 @@ class Barrier:
             lag = distance(stored, self.ends[table.topic], self.floors.number(table.qualified))
             try:
                 refuse_incomparable(sink.name, table, lag)
-            except Discontinued as error:
+                require_same_shape(table, sink.name, stored)
+            except (Discontinued, SchemaMismatch) as error:
                 stopped[table] = error
                 continue
             if not lag.reached:

@@ -138,9 +138,9 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Authority:
         ("PLAIN", {"brokers": "127.0.0.1:LOGIN"}, KafkaUnavailable, "is for another host name", "host names"),
         ("PLAIN", {"brokers": "localhost:KAFKA"}, KafkaUnavailable, "doesn't speak TLS", "another protocol"),
         ("PLAIN", {"brokers": "localhost:1"}, KafkaUnavailable, "can't be reached", "check `kafka`"),
-        ("PLAIN", {"password": "wrong"}, KafkaForbidden, "refuses the login (PLAIN)", "check user and password"),
-        ("SCRAM-SHA-512", {"password": "wrong"}, KafkaForbidden, "refuses the login", "check user and password"),
-        ("SCRAM-SHA-256", {"user": "nobody"}, KafkaForbidden, "refuses the login", "check user and password"),
+        ("PLAIN", {"password": "wrong"}, KafkaUnavailable, "refuses the login (PLAIN)", "check user and password"),
+        ("SCRAM-SHA-512", {"password": "wrong"}, KafkaUnavailable, "refuses the login", "check user and password"),
+        ("SCRAM-SHA-256", {"user": "nobody"}, KafkaUnavailable, "refuses the login", "check user and password"),
         (
             "certificate", {"certificate": None, "key": None},
             KafkaUnavailable, "asks for a client's", "certificate: FILE",

@@ -10,6 +10,7 @@ import redis
 
 from cdc import client
 from cdc.errors import SettingsError
+from cdc.sink.contract import SchemaMismatch
 from tests.support import http
 from tests.support.wait import wait_until
 
@@ -28,12 +29,12 @@ def list_tables(world: "World", cache: str) -> None:
     world.file.write_text(text.replace("{type: redis,", f"{{type: redis, tables: {cache},"))
 
 
-def cached(world: "World", table: str) -> dict[int, int]:
-    """Return what readers of the cache see of a table: `n` by `id`."""
+def cached(world: "World", table: str, column: str = "n") -> dict[int, Any]:
+    """Return what readers of the cache see of a table: a column by `id`."""
     with redis.Redis.from_url(world.cache) as cache:
         keys = list(cache.scan_iter(f"{world.name}:{table}:*"))
         rows: list[dict[str, Any]] = [json.loads(text) for text in cache.mget(keys)] if keys else []
-    return {row["id"]: row["n"] for row in rows}
+    return {row["id"]: row[column] for row in rows}
 
 
 def measured(world: "World") -> dict[str, list[str]]:
@@ -186,6 +187,8 @@ def test_each_sink_has_the_columns_that_it_lists(world: "World") -> None:
             "each view of other columns to be reported",
         )
         assert shown(world) == before
+        with pytest.raises(SchemaMismatch, match="was made with other columns"):
+            world.verified()
         for sink in COLUMNS:
             world.rebuild(sink, ITEMS)
         world.settle()
@@ -198,3 +201,18 @@ def test_each_sink_has_the_columns_that_it_lists(world: "World") -> None:
             "warehouse": {("id", "note")},
         }
     assert world.cdc("plan").stdout == "nothing to do\n"
+    with world.running():
+        world.sql("ALTER TABLE items RENAME note TO remark")
+        wait_until(
+            lambda: (
+                {(finding["code"], finding["sink"]) for finding in world.json("status")["findings"]}
+                == {("view-stopped", sink) for sink in ("search", "warehouse")}
+            ),
+            60,
+            "the sinks whose lists name the former column to be reported",
+        )
+        world.settle(sinks=["cache"])
+        rows = cached(world, ITEMS, "remark")
+        assert set(rows.values()) == {"first", "second", "third"}
+    assert "names note, but has no such column" in " ".join(world.cdc("plan").stdout.split())
+    assert "names note" in world.cdc("register", code=7).stderr

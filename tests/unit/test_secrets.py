@@ -46,7 +46,8 @@ sinks:
     {{type: redis, url: "redis:///0", prefix: guarded, sentinels: ["{NOWHERE}"], service: shop, user: app,
      password: "{SECRET}", sentinel_password: "{SECRET}"}}
   warehouse: {{type: delta, path: PATH/warehouse}}
-kafka: {NOWHERE}
+kafka:
+  {{brokers: {NOWHERE}, protocol: SASL_PLAINTEXT, mechanism: PLAIN, user: shop, password: "{SECRET}"}}
 connect: http://worker:{SECRET}@{NOWHERE}
 """
 TABLE = Table("public", "items", (Column("id", "integer"),), ("id",), "shop.public.items")
@@ -54,7 +55,7 @@ VERBS = (
     "plan", "migrate", "register", "run", "status", "verify", "verify --table public.none", "rebuild search",
     "rebuild keyed", "rebuild cache", "rebuild guarded", "rollback search", "rollback cache", "pause cache",
     "resume cache", "generations", "quarantine list", "quarantine show cache/shop.public.items/0/0",
-    "quarantine redrive", "topics", "topics audit",
+    "quarantine redrive", "topics", "topics audit", "doctor", "views list",
 )  # fmt: skip
 
 
