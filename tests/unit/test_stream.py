@@ -443,11 +443,17 @@ def test_a_table_that_is_put_back_too_late_is_refused() -> None:
     run = Simulation(lambda _: None, seconds=1)
     run.change("c", 1)
     run.stream.run()
-    run.change("d", 1)
     stood = run.view
     assert stood
 
+    run.listed = ["public.other*"]
+    run.change("d", 1)
+    run.start_again(seconds=1)
+    run.stream.run()
+    assert run.view == stood
+
     run.clock.now += 2 * DAY_MS / 1000
+    run.listed = ["public.items"]
     run.start_again(seconds=1)
     with pytest.raises(Discontinued, match="may have missed deletes") as caught:
         run.stream.run()
