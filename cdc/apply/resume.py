@@ -301,7 +301,7 @@ class SinkViews:
             self.sink.resume(standby, views, self._floor, refuse)
         except Discontinued as error:
             log.warning("generation_removed", sink=self.sink.name, error=error.message)
-            self._remove([table for table in views if table.qualified in standby], {})
+            self._remove([table for table in views if table.qualified in standby])
             return {}
         return standby
 
@@ -331,20 +331,21 @@ class SinkViews:
         expired = [known.get(name) or self._by_name_only(name) for name in sorted(overdue)]
         if expired:
             log.info("generation_removed", sink=self.sink.name)
-            self._remove(expired, standby_names)
+            self._remove(expired)
 
     def _by_name_only(self, name: str) -> Table:
         schema, table = name.split(".")
         return Table(schema, table, (), (), self.pipeline.topic(name))
 
-    def _remove(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+    def _remove(self, tables: Sequence[Table]) -> None:
         """Remove generations, first from the registry: after a failure their files are leftovers,
-        not a rollback. `keep`: generations of other tables, which may lie in the same place.
+        not a rollback. What a rebuild is making stays, and what is retained of other tables: they may
+        lie in the same place.
         """
         self.registry.forget_retained(self.sink.name, [table.qualified for table in tables])
-        if isinstance(self.sink.live, Sink):
-            self.sink.live.drop_unreferenced(tables, keep)
         self.registry.read()
+        if isinstance(self.sink.live, Sink):
+            self.sink.live.drop_unreferenced(tables, self.sink_generations.needed_names())
 
     def look(
         self, ends: LogEnds, *, waited_s: float = 0.0, redrive_requested: bool = False

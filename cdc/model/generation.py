@@ -14,9 +14,22 @@ def new_generation() -> str:
     return datetime.now(UTC).strftime(GENERATION)
 
 
+def generation_of_copy(generation: str) -> str:
+    """A new name for a copy of that generation, with the time of the original: a copy has missed
+    what the original has missed.
+    """
+    return f"{_original(generation)}-{new_generation()}"
+
+
 def generation_time(generation: str) -> float:
-    """When the generation of that name was begun, in Unix seconds; 0 if the name holds no time."""
+    """When the generation of that name, or what it was copied from, was begun, in Unix seconds; 0 if
+    the name holds no time.
+    """
     try:
-        return datetime.strptime(generation, GENERATION).replace(tzinfo=UTC).timestamp()
+        return datetime.strptime(_original(generation), GENERATION).replace(tzinfo=UTC).timestamp()
     except ValueError:
         return 0.0
+
+
+def _original(generation: str) -> str:
+    return generation.partition("-")[0]

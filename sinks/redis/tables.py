@@ -7,7 +7,7 @@ from operator import methodcaller
 import redis
 
 from cdc.errors import SinkUnavailable
-from cdc.model.generation import new_generation
+from cdc.model.generation import generation_of_copy
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.scripts import REMOVE
 
@@ -57,7 +57,8 @@ def copy_table(name: str, source: Database, target: Database) -> None:
     key = source.position_key(name)
     add_name(target, name)
     source.ask(lambda server: server.copy(key, key, str(target.number), replace=True))
-    target.ask(lambda server: server.hset(key, "generation", new_generation()))
+    generation = target.ask(lambda server: server.hget(key, "generation")) or ""
+    target.ask(lambda server: server.hset(key, "generation", generation_of_copy(generation)))
     for page in source.row_keys(name):
         source.ask(partial(_copy_keys, page, target.number))
 

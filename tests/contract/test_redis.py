@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,6 +18,8 @@ import redis
 import cdc.sinks.redis.sink
 from cdc.control.floors import Floors
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
+from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_refusals import Discontinued
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
@@ -33,7 +36,9 @@ from tests.contract.laws import Harness, fill, fill_view, row
 from tests.contract.switches import Moment
 from tests.support.cache import cache
 from tests.support.envelopes import table
+from tests.support.pipelines import pipeline
 from tests.support.proxy import Road
+from tests.support.simulated import DAY_MS, MemoryLog, SimulatedClock
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -467,6 +472,43 @@ def test_views_of_tables_that_were_removed_stay(
         assert server.dbsize() > 0
     with server_at(own_server.removesuffix("0") + "1") as server:
         assert set(server.scan_iter()) <= {f"{unique}:_cdc", f"{unique}:_cdc:public.items"}
+
+
+def test_a_table_that_is_put_back_too_late_is_refused_after_a_rebuild_too(
+    harness: Harness, unique: str
+) -> None:
+    """A rebuild copies the views of tables that the cache doesn't list: their rows are as old as before."""
+    removed = Harness(harness.spark, harness.make, table(f"{unique}.public.removed", "removed"))
+    names = dict.fromkeys((harness.name, removed.name), "20200101t000000000000")
+    build = harness.sink.for_generation(names)
+    for each in (harness, removed):
+        build.prepare(each.table)
+        fill(each)
+        each.apply(sink=build)
+    harness.sink.promote([harness.table, removed.table], names)
+    before = removed.sink.position(removed.table)
+    rebuilt(harness)
+    after = removed.sink.position(removed.table)
+    assert before
+    assert after
+    assert before.position == after.position
+    assert before.generation != after.generation
+
+    topic = removed.table.topic
+    shop = pipeline(unique, "postgresql://127.0.0.1:1/x", removed.name)
+    clock = SimulatedClock()
+    log = MemoryLog(clock)
+    log.create(shop.settings_topic)
+    log.create(topic, removed.topic.partitions)
+    log.topics[topic].id = laws.TOPIC_ID
+    removed.topic.add("d", row("k0", 0))
+    clock.now = time.time() - 2 * DAY_MS / 1000
+    for record in removed.topic.records:
+        log.append(topic, record.partition, b"key", None)
+    continuity = Continuity(shop, log).read([topic])
+    for stored in (before, after):
+        with pytest.raises(Discontinued, match="may have missed deletes"):
+            continuity.refuse("cache", removed.table, stored)
 
 
 def rebuilt(harness: Harness) -> dict[str, str]:

@@ -15,7 +15,7 @@ from cdc.kafka.log_continuity import Log, hole_behind, safe_until, uncertain_rec
 from cdc.kafka.log_refusals import Discontinued, refuse_gap, shape_errors
 from cdc.kafka.records import Record
 from cdc.model.finding import find_error
-from cdc.model.generation import generation_time, new_generation
+from cdc.model.generation import generation_of_copy, generation_time, new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 from tests.support.pipelines import pipeline
@@ -170,6 +170,16 @@ def test_what_was_read_from_nothing_within_the_time_has_missed_none() -> None:
     assert missed(*half_way, birth=NOW - WEEK - HOUR)
     assert generation_time(new_generation()) == pytest.approx(time.time(), abs=5)
     assert generation_time("") == generation_time("old") == 0.0
+
+
+def test_a_copy_is_as_old_as_what_was_copied() -> None:
+    """Also the copy of a copy. Each has another name."""
+    original = "20200101t000000000000"
+    copy = generation_of_copy(original)
+    names = [original, copy, generation_of_copy(copy)]
+    assert len(set(names)) == 3
+    assert {generation_time(name) for name in names} == {1577836800.0}
+    assert generation_time(generation_of_copy("")) == 0.0
 
 
 def test_it_is_sure_until_the_oldest_that_a_view_has_not_seen_may_go() -> None:

@@ -19,7 +19,7 @@ from cdc.config.settings import Pipeline
 from cdc.control.registrations import KEY, Captured, Registration
 from cdc.documents.tables import with_views
 from cdc.errors import KafkaForbidden, SinkUnavailable
-from cdc.generations.registry import Registry, RetainedView
+from cdc.generations.registry import GenerationBuild, Registry, RetainedView
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.records import Record
 from cdc.kafka.tail import ABSENT_S, Tail
@@ -389,6 +389,24 @@ def test_what_was_kept_for_a_rollback_goes_also_where_its_table_is_taken_out(lis
     assert registry.read().for_sink("cache").retained.keys() == {"public.others"}
 
 
+def test_what_is_built_stays_when_what_was_kept_of_another_table_goes() -> None:
+    """Of a table that was taken out of the sink: no rebuild forgets what was kept of it."""
+    run = Simulation(lambda _: None, seconds=1)
+    dropped: list[tuple[list[str], dict[str, str]]] = []
+    run.sink.drop_unreferenced = lambda tables, keep: dropped.append(  # type: ignore[method-assign]
+        ([table.qualified for table in tables], dict(keep))
+    )
+    registry = Registry(SHOP, run.log, run.clock.time)
+    expired = RetainedView("a", run.clock.now - 1, run.clock.now - 60)
+    build = GenerationBuild("cache", "replay", {ITEMS.qualified: "b"}, run.clock.now)
+    registry.write(
+        (("kept", "cache", "public.others"), asdict(expired)), (("work", "cache"), asdict(build))
+    )
+    run.stream.run()
+    assert dropped == [(["public.others"], {ITEMS.qualified: "b"})]
+    assert registry.read().for_sink("cache").retained == {}
+
+
 def test_a_view_of_other_columns_than_the_file_gives_is_refused() -> None:
     """Rows of two shapes would lie side by side. A view that is made again has the new one."""
 
@@ -425,11 +443,17 @@ def test_a_table_that_is_put_back_too_late_is_refused() -> None:
     run = Simulation(lambda _: None, seconds=1)
     run.change("c", 1)
     run.stream.run()
-    run.change("d", 1)
     stood = run.view
     assert stood
 
+    run.listed = ["public.other*"]
+    run.change("d", 1)
+    run.start_again(seconds=1)
+    run.stream.run()
+    assert run.view == stood
+
     run.clock.now += 2 * DAY_MS / 1000
+    run.listed = ["public.items"]
     run.start_again(seconds=1)
     with pytest.raises(Discontinued, match="may have missed deletes") as caught:
         run.stream.run()
