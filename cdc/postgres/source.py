@@ -169,7 +169,8 @@ def parse_dsn(dsn: str, setting: str = OWNER) -> dict[str, Any]:
     try:
         if secrets.REFERENCE.fullmatch(dsn):
             return dict(conninfo_to_dict(secrets.read(dsn)))
-        parameters = conninfo_to_dict(secrets.read_before_login(dsn) if "://" in dsn else dsn)
+        is_url = dsn.startswith(("postgresql://", "postgres://"))
+        parameters = conninfo_to_dict(secrets.escaped(dsn) if is_url else dsn)
         return {
             name: secrets.read(value) if isinstance(value, str) else value
             for name, value in parameters.items()
