@@ -92,7 +92,7 @@ def _authorization(url: str) -> dict[str, Any]:
     password = login.password or unquote(parts.password or "")
     if login.token:
         return {"headers": {"authorization": f"Bearer {secrets.read(login.token)}"}}
-    return {"auth": (user, secrets.read(password))} if user or password else {}
+    return {"auth": (secrets.read(user), secrets.read(password))} if user or password else {}
 
 
 class Connect:

@@ -30,14 +30,18 @@ def read(text: str) -> str:
 def read_before_login(url: str) -> str:
     """Return a URL with its references replaced, except those in its user and password.
 
-    These stay, with the slashes of their paths escaped: parsers of URLs take them for a part of the
-    login then. A client unescapes the login, and reads it: `login`.
+    These stay, escaped. A client unescapes user and password, and reads each: a secret may hold any
+    character.
     """
     kept = LOGIN.search(url)
     if kept is None:
         return read(url)
-    login_part = REFERENCE.sub(lambda match: f"${{file:{quote(match[1], safe='')}}}", kept[0])
-    return f"{read(url[: kept.start()])}{login_part}{read(url[kept.end() :])}"
+    return f"{read(url[: kept.start()])}{escaped(kept[0])}{read(url[kept.end() :])}"
+
+
+def escaped(part: str) -> str:
+    """Return a part of a URL with its references as %XX, so that a parser takes each for one value."""
+    return REFERENCE.sub(lambda match: quote(match[0], safe=""), part)
 
 
 def for_worker(text: str) -> str:

@@ -16,7 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.config.source_settings import Source
-from cdc.errors import SettingsError, SourceError, SourceUnavailable
+from cdc.errors import SecretUnreadable, SettingsError, SourceError, SourceUnavailable
 from cdc.model import secrets
 from cdc.model.causes import UNKNOWN, cause
 from cdc.model.position import Server
@@ -74,11 +74,15 @@ def connect(dsn: str, setting: str = OWNER) -> Connection:
     `setting`: where the DSN is from, for messages.
 
     Raises:
-        SettingsError: the DSN can't be read. SourceError: the server is down or refuses.
+        SettingsError: the DSN can't be read. SourceUnavailable: the file of a secret can't.
+        SourceError: the server is down or refuses.
     """
-    parameters = parse_dsn(dsn, setting)
     try:
+        parameters = parse_dsn(dsn, setting)
         return open_session(dsn)
+    except SecretUnreadable as error:
+        # As with a server that is away: those who can do without it go on.
+        raise SourceUnavailable(error.message, hint=error.hint, **error.details) from None
     except psycopg.OperationalError as error:
         raise _connection_error(str(error), parameters, setting) from None
 
@@ -169,7 +173,8 @@ def parse_dsn(dsn: str, setting: str = OWNER) -> dict[str, Any]:
     try:
         if secrets.REFERENCE.fullmatch(dsn):
             return dict(conninfo_to_dict(secrets.read(dsn)))
-        parameters = conninfo_to_dict(secrets.read_before_login(dsn) if "://" in dsn else dsn)
+        is_url = dsn.startswith(("postgresql://", "postgres://"))
+        parameters = conninfo_to_dict(secrets.escaped(dsn) if is_url else dsn)
         return {
             name: secrets.read(value) if isinstance(value, str) else value
             for name, value in parameters.items()

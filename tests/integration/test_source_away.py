@@ -1,7 +1,9 @@
 """Postgres that goes away while it is asked: what a connection that breaks in mid-question leads to."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
@@ -47,6 +49,21 @@ def test_tables_stay_as_they_were_known(items: Pipeline) -> None:
     with through(items, b"search_path") as broken:
         tables, aside = SchemaFollower(lambda: broken, known_tables)([], Registration())
     assert (tuple(tables), aside) == (known_tables, {})
+
+
+def test_a_password_that_cant_be_read_is_a_source_that_is_away(
+    items: Pipeline, tmp_path: Path
+) -> None:
+    with source.connect(items.source.dsn) as conn:
+        known_tables = table_survey.describe(conn, items)
+    file = tmp_path / "password"
+    reference = f"${{file:{file}}}"
+    locked = pipeline("shop", f"{items.source.dsn}?password={reference}", "public.items")
+    tables, aside = SchemaFollower(lambda: locked, known_tables)([], Registration())
+    assert (tuple(tables), aside) == (known_tables, {})
+    with pytest.raises(SourceUnavailable, match=re.escape(reference)) as caught:
+        source.connect(locked.source.dsn)
+    assert "it is read again at the next connection" in caught.value.hint
 
 
 def test_tables_that_have_changed_meanwhile_are_waited_for(items: Pipeline) -> None:

@@ -6,7 +6,9 @@ Nothing answers at these addresses, so that every verb ends on its way to its se
 
 import os
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
@@ -16,7 +18,8 @@ import pytest
 from cdc.capture.configuration import configuration
 from cdc.cli import console, verbs
 from cdc.config import settings
-from cdc.errors import CdcError, SettingsError
+from cdc.connectors.client import Connect
+from cdc.errors import CdcError, ConnectorError, SettingsError
 from cdc.model import secrets
 from cdc.model.table import Column, Table
 from cdc.model.trace import trace
@@ -25,7 +28,10 @@ from cdc.redis.server import client, forget
 from cdc.sink import factory
 from cdc.sink.contract import Sink
 from cdc.sink.remedy import classify
+from cdc.sinks.elasticsearch.connection import read_login
+from cdc.sinks.elasticsearch.settings import Elasticsearch
 from cdc.sinks.redis.settings import Redis
+from tests.support.answering import answering
 from tests.support.pipelines import NOWHERE, pipeline
 
 SECRET = "hunter2"
@@ -208,6 +214,48 @@ def logins(url: str) -> Iterator[tuple[str, ...]]:
     provider = client(url).connection_pool.connection_kwargs["credential_provider"]
     yield provider.get_credentials()
     forget(url)
+
+
+def test_a_url_may_have_the_user_in_a_file_as_well(tmp_path: Path) -> None:
+    user = tmp_path / "user"
+    password = tmp_path / "password"
+    user.write_text("o:wn@er/%41")
+    password.write_text("p@ss/w:rd")
+    path = tmp_path / "pipeline.yaml"
+    text = FILE.replace("PATH", str(tmp_path))
+    for name in ("owner", "elastic", "app", "worker"):
+        login = f"${{file:{user}}}:${{file:{password}}}@"
+        text = text.replace(f"{name}:{SECRET}@", login)
+    path.write_text(text)
+    pipeline = settings.load(path)
+    expected = (user.read_text(), password.read_text())
+    dsn = parse_dsn(pipeline.source.dsn)
+    assert (dsn["user"], dsn["password"]) == expected
+    cache = pipeline.sinks["cache"]
+    assert isinstance(cache, Redis)
+    assert list(logins(cache.connection_url)) == [expected]
+    header = f"Basic {b64encode(':'.join(expected).encode()).decode()}"
+    search = pipeline.sinks["search"]
+    assert isinstance(search, Elasticsearch)
+    assert read_login(search.address) == {"authorization": header}
+    requests: list[bytes] = []
+    with answering(lambda client: requests.append(client.recv(4096))) as port:
+        address = pipeline.connect.replace(NOWHERE, f"127.0.0.1:{port}")
+        with Connect(address) as connect, suppress(ConnectorError):
+            connect.config("shop")
+    assert f"Authorization: {header}".encode() in requests[0]
+
+
+def test_a_secret_in_the_query_of_a_dsn_is_escaped(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a&b%41c d@/=")
+    for dsn in (
+        f"postgresql://owner@db/shop?password=${{file:{secret}}}",
+        f"postgresql://db/shop?user=me@here&password=${{file:{secret}}}",
+    ):
+        parameters = parse_dsn(dsn)
+        assert parameters["password"] == secret.read_text()
+        assert parameters["dbname"] == "shop"
 
 
 def test_what_is_in_files_is_read_at_each_connection(tmp_path: Path) -> None:
