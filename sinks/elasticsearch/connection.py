@@ -44,6 +44,7 @@ CAUSE_HINTS = {
     "client": "name a certificate that the server trusts, and its key, as the sink's `certificate` and `key`",
     "plain": "write http:// in the sink's url or nodes, or the port at which it has TLS",
     "expired": "renew the server's certificate; it is tried again",
+    "lapsed": "renew the sink's `certificate`; it is tried again",
     "name": "check the host in the sink's url or nodes; it is tried again",
     "shut": "write https:// in the sink's url or nodes if that port has TLS; it is tried again",
 }

@@ -191,6 +191,8 @@ def test_what_is_away_may_come_back(
         ("certificate verify failed: certificate has expired (_ssl.c:1000)", "its certificate has expired", True),
         ("certificate verify failed: unable to get local issuer certificate", UNKNOWN, False),
         ("tlsv13 alert certificate required", "it asks for a client's certificate", False),
+        ("sslv3 alert certificate expired", "the client's certificate has expired", True),
+        ("tlsv1 alert unknown ca", "it doesn't trust the client's certificate", False),
         ("server does not support SSL, but SSL was required", NO_TLS, False),
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", NO_TLS, False),
         ("timeout expired", "it doesn't answer", True),
