@@ -50,6 +50,8 @@ CAUSES_BY_PHRASE = (
     ("alert unknown ca", STRANGER),
     ("alert bad certificate", STRANGER),
     ("alert certificate expired", LAPSED),
+    # What servers in Java say of an authority that they don't know.
+    ("alert certificate unknown", STRANGER),
     ("certificate verify failed", TRUST),
     ("wrong version number", PLAIN),
     ("record layer failure", PLAIN),

@@ -192,6 +192,7 @@ def test_what_is_away_may_come_back(
         ("certificate verify failed: unable to get local issuer certificate", UNKNOWN, False),
         ("tlsv13 alert certificate required", "it asks for a client's certificate", False),
         ("sslv3 alert certificate expired", "the client's certificate has expired", True),
+        ("sslv3 alert certificate unknown", "it doesn't trust the client's certificate", False),
         ("tlsv1 alert unknown ca", "it doesn't trust the client's certificate", False),
         ("server does not support SSL, but SSL was required", NO_TLS, False),
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", NO_TLS, False),
