@@ -23,6 +23,7 @@ TLS_HINTS = {
     "trust": "name the certificate of its CA in the pipeline file: kafka: {brokers: ..., protocol: ..., ca: FILE}",
     "certificate": "write the host names of the brokers' certificates in `kafka`, or renew the certificates",
     "client": "name a client's certificate in the pipeline file: kafka: {..., certificate: FILE, key: FILE}",
+    "lapsed": "renew the certificate that the pipeline file names: kafka: {..., certificate: FILE, key: FILE}",
     "plain": "write the port at which the brokers have TLS, or another protocol",
 }
 """Hints by the kind of a `Cause`."""

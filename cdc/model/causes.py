@@ -32,6 +32,8 @@ EXPIRED = Cause("its certificate has expired", is_transient=True, kind="expired"
 HOST = Cause("its certificate is for another host name", is_transient=False, kind="certificate")
 CLIENT = Cause("it asks for a client's certificate", is_transient=False, kind="client")
 STRANGER = Cause("it doesn't trust the client's certificate", is_transient=False, kind="client")
+LAPSED = Cause("the client's certificate has expired", is_transient=True, kind="lapsed")
+"""Transient, as the server's: clients read a renewed one."""
 PLAIN = Cause("it doesn't speak TLS at that port", is_transient=False, kind="plain")
 NAME = Cause("its host name is unknown", is_transient=True, kind="name")
 CLOSED = Cause("nothing listens there", is_transient=True)
@@ -47,7 +49,9 @@ CAUSES_BY_PHRASE = (
     ("handshake failure", CLIENT),
     ("alert unknown ca", STRANGER),
     ("alert bad certificate", STRANGER),
-    ("alert certificate expired", STRANGER),
+    ("alert certificate expired", LAPSED),
+    # What servers in Java say of an authority that they don't know.
+    ("alert certificate unknown", STRANGER),
     ("certificate verify failed", TRUST),
     ("wrong version number", PLAIN),
     ("record layer failure", PLAIN),

@@ -45,6 +45,7 @@ UNTRUSTED = {
     "trust": "append sslrootcert=/path/of/its/ca.pem (or sslrootcert=system) to source.dsn",
     "certificate": "write the host name of its certificate in source.dsn, or renew the certificate",
     "client": "append sslcert=... and sslkey=... to source.dsn",
+    "lapsed": "renew the certificate that sslcert= in source.dsn names; it is tried again",
     "plain": "enable TLS at the server, or take sslmode out of source.dsn",
 }
 """Hints by the kind of a `Cause`."""

@@ -47,6 +47,7 @@ oldest server, which refuses a list with one that isn't.
 HINTS = {
     "unavailable": "it is tried again; is the server up? rediss:// needs its TLS port",
     "expired": "renew the server's certificate; it is tried again",
+    "lapsed": "renew the sink's `certificate`, also on Spark's executors; it is tried again",
     "name": "check the host in the sink's url; it is tried again",
     "shut": "it is tried again; write rediss:// if the port has TLS, `certificate` and `key` if the server asks for it",
     "rejected": "repair the server's setting or memory, then start `cdc run` again",

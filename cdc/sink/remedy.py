@@ -95,7 +95,7 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
 """By class; a class that isn't listed has the remedy of its nearest listed base class."""
 
 REPORTED: Mapping[str, type[CdcError]] = {
-    **dict.fromkeys(("unavailable", "expired", "name", "shut"), SinkUnavailable),
+    **dict.fromkeys(("unavailable", "expired", "lapsed", "name", "shut"), SinkUnavailable),
     "unreadable": SecretUnreadable,
     "blocked": SinkBlocked,
     **dict.fromkeys(

@@ -29,7 +29,7 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 from cdc.errors import SecretUnreadable, SinkError, SinkRejected, SinkUnavailable
 from cdc.model import secrets
 from cdc.model.address import address
-from cdc.model.causes import cause
+from cdc.model.causes import Cause, cause
 from cdc.model.login import login_of, ssl_context
 
 UNAVAILABLE_HINT = "it is tried again; is the server up?"
@@ -44,12 +44,17 @@ CAUSE_HINTS = {
     "client": "name a certificate that the server trusts, and its key, as the sink's `certificate` and `key`",
     "plain": "write http:// in the sink's url or nodes, or the port at which it has TLS",
     "expired": "renew the server's certificate; it is tried again",
+    "lapsed": "renew the sink's `certificate`; it is tried again",
     "name": "check the host in the sink's url or nodes; it is tried again",
     "shut": "write https:// in the sink's url or nodes if that port has TLS; it is tried again",
 }
 """What a person can do, by the kind of a cause."""
 NEXT_NODE = re.compile(r",(?=https?://)")
 """What separates the nodes of an address; a comma may be in a password."""
+FILES = ("trust", "client", "lapsed", "expired")
+"""Kinds of causes that a renewed file of the sink may mend. Each is a refused handshake, after which a
+server carries out nothing, also where the client has sent its request already (TLS 1.3).
+"""
 UNSENT = (NewConnectionError, ConnectTimeoutError)
 TIMEOUT = Timeout(connect=5.0, read=60.0)
 UNAUTHORIZED = 401
@@ -71,8 +76,8 @@ class Answer(NamedTuple):
 class Connections:
     """This process' connections to the nodes of an address. Any thread may use them.
 
-    Files of certificates are read when it is made. The login is read then, and when a server refuses
-    it.
+    Files of certificates and the login are read when it is made, and when a connection or a login is
+    refused.
 
     Raises:
         SinkRejected, SinkUnavailable: the address isn't one, or a file can't be read.
@@ -80,11 +85,7 @@ class Connections:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        nodes = [node_config(node) for node in NEXT_NODE.split(url)]
-        if any(node.scheme == "https" for node in nodes):
-            context = _context(url)
-            nodes = [node.replace(ssl_context=context) for node in nodes]
-        self._pool = NodePool(nodes, Urllib3HttpNode)
+        self._pool = _read_pool(url)
         self._login = read_login(url)
 
     def send(
@@ -120,9 +121,11 @@ class Connections:
         headers: Mapping[str, str],
         is_repeatable: bool,
     ) -> Answer:
+        pool = self._pool
+        node = pool.get()
         away: list[str] = []
+        is_renewed = False
         while True:
-            node = self._pool.get()
             try:
                 # A request may have a timeout of its own for connecting: what the type says of it
                 # leaves that out.
@@ -130,18 +133,27 @@ class Connections:
                     method, target, body, HttpHeaders(headers), cast(Any, TIMEOUT)
                 )
             except TransportError as failure:
-                self._pool.mark_dead(node)
+                if not is_renewed and _may_be_renewed(failure):
+                    # The certificates may have been renewed since their files were read.
+                    is_renewed = True
+                    pool = self._pool = _read_pool(self._url)
+                    node = next(same for same in pool.all() if same.base_url == node.base_url)
+                    continue
+                pool.mark_dead(node)
                 away.append(node.base_url)
-                if len(away) == len(self._pool) or not _may_go_on(failure, is_repeatable):
+                if len(away) == len(pool) or not _may_go_on(failure, is_repeatable):
                     raise self._unreachable(failure, away) from None
+                # The pool waits for a node longer the more often it has failed, and would rather give
+                # one that failed just now.
+                candidates = pool.get(), *pool.all()
+                node = next(other for other in candidates if other.base_url not in away)
             else:
                 # One that has lost its cluster isn't asked while others are.
-                (self._pool.mark_dead if meta.status >= FAILED else self._pool.mark_live)(node)
+                (pool.mark_dead if meta.status >= FAILED else pool.mark_live)(node)
                 return Answer(meta, content, node.base_url)
 
     def _unreachable(self, failure: TransportError, away: list[str]) -> SinkError:
-        # The node only says "TLS error"; its cause has the words of OpenSSL or the system.
-        reason = cause(f"{type(failure).__name__} {failure} {failure.__cause__}")
+        reason = _cause(failure)
         is_tls = isinstance(failure, TlsError)
         if is_tls:
             # The next request reads the files of certificates again.
@@ -152,6 +164,15 @@ class Connections:
         if reason.kind == "shut" and nodes.startswith("https:"):
             hint = UNAVAILABLE_HINT
         return kind(f"The index at {nodes} can't be reached{reason}.", hint=hint)
+
+
+def _cause(failure: TransportError) -> Cause:
+    # The node only says "TLS error"; its cause has the words of OpenSSL or the system.
+    return cause(f"{type(failure).__name__} {failure} {failure.__cause__}")
+
+
+def _may_be_renewed(failure: TransportError) -> bool:
+    return isinstance(failure, TlsError) and _cause(failure).kind in FILES
 
 
 def _may_go_on(failure: TransportError, is_repeatable: bool) -> bool:
@@ -174,6 +195,15 @@ def connections(url: str) -> Connections:
 def forget(url: str) -> None:
     """Let go of this process' connections; they are closed when nobody uses them any more."""
     _connections.pop(url, None)
+
+
+def _read_pool(url: str) -> NodePool:
+    """Make a pool of an address' nodes. Files of certificates are read, if a node has TLS."""
+    nodes = [node_config(node) for node in NEXT_NODE.split(url)]
+    if any(node.scheme == "https" for node in nodes):
+        context = _context(url)
+        nodes = [node.replace(ssl_context=context) for node in nodes]
+    return NodePool(nodes, Urllib3HttpNode)
 
 
 def node_config(url: str) -> NodeConfig:

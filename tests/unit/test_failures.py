@@ -111,7 +111,8 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
         words.setdefault(REMEDIES[kind], set()).add(word)
     assert words == {
         Remedy.RETRY: {
-            *("unavailable", "expired", "name", "shut", "unreadable", "blocked", "broker", "topic"),
+            *("unavailable", "expired", "lapsed", "name", "shut", "unreadable", "blocked"),
+            *("broker", "topic"),
         },
         Remedy.RESTART: {"rewound", "unread", "gone"},
         Remedy.STOP: {

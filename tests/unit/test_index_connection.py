@@ -4,15 +4,17 @@ import json
 import pickle
 import socket
 import ssl
+import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trustme
+from urllib3 import Timeout
 
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 from cdc.model import secrets
@@ -28,6 +30,7 @@ from tests.support.answering import answering, silent
 from tests.support.faulty import RESET, Answer, Proxy, Request, json_answer
 
 NOWHERE = "http://127.0.0.1:1"
+NOW = datetime.now(UTC)
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
 
 
@@ -98,6 +101,56 @@ def test_what_may_have_been_carried_out_is_repeated_only_if_that_changes_nothing
         store_twice(url)
     assert nodes.urls[0] in caught.value.message
     assert len(nodes.requests[0]) == lost + 1
+
+
+def test_a_node_that_is_back_is_asked_when_the_other_goes_away(nodes: Nodes) -> None:
+    """Although it failed so often that it isn't to be asked for a while."""
+    answers = [proxy.rule for proxy in nodes.proxies]
+    nodes.lose(0)
+    nodes.lose(1)
+    with forgotten(",".join(nodes.urls)) as url:
+        for _ in range(6):
+            with pytest.raises(SinkUnavailable):
+                send_request(url, "GET", "/")
+        nodes.proxies[0].rule = answers[0]
+        send_request(url, "GET", "/")
+        nodes.proxies[1].rule = answers[1]
+        nodes.lose(0)
+        send_request(url, "GET", "/last")
+    assert nodes.requests[1][-1].path == "/last"
+
+
+def test_a_node_without_its_cluster_fails_one_request(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is its turn again, by the clock: that stands still."""
+    monkeypatch.setattr(time, "time", NOW.timestamp)
+    nodes.proxies[0].rule = lambda _: json_answer(503, {"error": {"type": "master_not_discovered"}})
+    failures = 0
+    with forgotten(",".join(nodes.urls)) as url:
+        for _ in range(6):
+            try:
+                send_request(url, "GET", "/")
+            except SinkUnavailable:
+                failures += 1
+    assert (failures, len(nodes.requests[1])) == (1, 5)
+
+
+def test_a_node_that_takes_no_connection_fails_no_request(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.sinks.elasticsearch.connection.TIMEOUT", Timeout(connect=0.3, read=60))
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        port = full.getsockname()[1]
+        # Nobody accepts these; the system answers no further one.
+        with suppress(TimeoutError):
+            while True:
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=0.3))
+        url = stack.enter_context(forgotten(f"http://127.0.0.1:{port},{nodes.urls[0]}"))
+        for number in range(2):
+            send_request(url, "POST", f"/{number}", is_repeatable=False)
+    assert len(nodes.requests[0]) == 2
 
 
 def test_of_nodes_that_are_all_away_each_is_named() -> None:
@@ -199,7 +252,6 @@ def test_a_privilege_that_lacks_is_named(nodes: Nodes) -> None:
     assert named in failed.value.message
 
 
-NOW = datetime.now(UTC)
 OK = b"HTTP/1.1 200 OK\r\nx-elastic-product: E\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
 
 
@@ -288,27 +340,73 @@ def test_a_certificate_that_is_refused_is_asked_of_no_other_node(tmp_path: Path)
     assert str(first) not in caught.value.message
 
 
+def write_own(folder: Path, own: trustme.LeafCert) -> None:
+    own.private_key_pem.write_to_path(str(folder / "key.pem"))
+    own.cert_chain_pems[0].write_to_path(str(folder / "own.pem"))
+
+
+def with_own(port: int, folder: Path) -> Address:
+    files = {"ca": "ca.pem", "certificate": "own.pem", "key": "key.pem"}
+    login = Login(**{name: str(folder / file) for name, file in files.items()})
+    return Address(f"https://127.0.0.1:{port}", login)
+
+
+@pytest.mark.parametrize("is_repeatable", [True, False])
+@pytest.mark.parametrize("renewed", ["ca", "own"])
+def test_a_renewed_certificate_fails_no_request(
+    tmp_path: Path, renewed: str, is_repeatable: bool
+) -> None:
+    authority = trustme.CA()
+    clients = trustme.CA()
+
+    def renew() -> Callable[[socket.socket], None]:
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        write_own(tmp_path, clients.issue_cert("shop"))
+        return secured(clients, authority.issue_cert("127.0.0.1"), asks=True)
+
+    server = renew()
+
+    def answer(client: socket.socket) -> None:
+        server(client)
+
+    with (
+        answering(answer) as port,
+        forgotten(with_own(port, tmp_path)) as address,
+    ):
+        send_request(address, "GET", "/", is_repeatable=is_repeatable)
+        if renewed == "ca":
+            authority = trustme.CA()
+        else:
+            clients = trustme.CA()
+        server = renew()
+        send_request(address, "GET", "/", is_repeatable=is_repeatable)
+
+
 def test_a_clients_certificate_is_shown_and_read_again(tmp_path: Path) -> None:
     ca = trustme.CA()
     ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-
-    def write(own: trustme.LeafCert) -> None:
-        own.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-        own.cert_chain_pems[0].write_to_path(str(tmp_path / "own.pem"))
-
-    login = Login(
-        ca=str(tmp_path / "ca.pem"),
-        certificate=str(tmp_path / "own.pem"),
-        key=str(tmp_path / "key.pem"),
-    )
-    write(trustme.CA().issue_cert("shop"))
-    with answering(secured(ca, ca.issue_cert("127.0.0.1"), asks=True)) as port:
-        address = Address(f"https://127.0.0.1:{port}", login)
-        with forgotten(address):
-            with pytest.raises(SinkRejected, match="doesn't trust the client's certificate"):
-                send_request(address, "GET", "/")
-            write(ca.issue_cert("shop"))
+    write_own(tmp_path, trustme.CA().issue_cert("shop"))
+    with (
+        answering(secured(ca, ca.issue_cert("127.0.0.1"), asks=True)) as port,
+        forgotten(with_own(port, tmp_path)) as address,
+    ):
+        with pytest.raises(SinkRejected, match="doesn't trust the client's certificate"):
             send_request(address, "GET", "/")
+        write_own(tmp_path, ca.issue_cert("shop"))
+        send_request(address, "GET", "/")
+
+
+def test_a_clients_certificate_that_has_expired_is_waited_for(tmp_path: Path) -> None:
+    """Until somebody has renewed it, as with the server's."""
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    day = timedelta(days=1)
+    write_own(tmp_path, ca.issue_cert("shop", not_before=NOW - 2 * day, not_after=NOW - day))
+    with answering(secured(ca, ca.issue_cert("127.0.0.1"), asks=True)) as port:
+        error = refused(with_own(port, tmp_path))
+    assert type(error) is SinkUnavailable
+    assert "the client's certificate has expired" in error.message
+    assert "renew the sink's `certificate`" in error.hint
 
 
 @pytest.mark.parametrize("content", [None, b"no certificate"])
