@@ -158,7 +158,7 @@ def test_a_secured_pipeline_from_snapshot_to_rebuild(
     with world.process():
         world.sql("INSERT INTO items SELECT n, n FROM generate_series(1, 1000) n")
         world.settle()
-        index.set_user(secured_index.USER, "another-4711")
+        index.change_password(secured_index.USER, "another-4711")
         wait_until(
             lambda: "doesn't accept the login" in world.cdc("status").stdout,
             60,

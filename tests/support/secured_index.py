@@ -120,6 +120,23 @@ class SecuredIndex:
                 shutil.copy(first.dirs.conf / file, node.dirs.conf / file)
                 host.change_owner(node.dirs.conf, node.server.user())
 
+    def change_password(self, name: str, password: str) -> None:
+        """Give a user another password, and wait until every node goes by it."""
+        self.set_user(name, password)
+
+        def is_known() -> bool:
+            return all(
+                httpx.get(
+                    f"{url}/_security/_authenticate",
+                    auth=(name, password),
+                    verify=False,
+                    timeout=60,
+                ).is_success
+                for url in self.urls
+            )
+
+        wait_until(is_known, 60, "every node to know the password")
+
     def set_rights(self, rights: Mapping[str, Any]) -> None:
         """Give USER these rights. Nodes that run know them within seconds."""
         for node in self.nodes:
