@@ -18,6 +18,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.migrations.statement import PASSWORD, Actor, Statement
+from cdc.model import secrets
 from cdc.readiness.facts import SourceRequirements, read_control, read_missing_grants
 
 ATTRIBUTES = {
@@ -107,6 +108,7 @@ def ensure_role(conn: psycopg.Connection, role: str, password: str | None) -> It
             yield Statement(
                 statement, (f"changed role {role} to {' '.join(wrong)}",), actor="administrator"
             )
+    password = secrets.read(password) if password is not None else None
     if password is not None and (row is None or not _has_password(conn, role, password)):
         yield _password(conn, role, password)
 

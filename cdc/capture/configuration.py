@@ -91,7 +91,7 @@ def placeholder(pipeline: str, cluster_id: str) -> str:
 
 
 def _database(pipeline: Pipeline) -> dict[str, str]:
-    parameters = parse_dsn(pipeline.source.dsn)
+    parameters = parse_dsn(pipeline.source.dsn, with_passwords=False)
     host = parameters.get("host") or parameters.get("hostaddr") or "localhost"
     if "," in host or host.startswith(("/", "@")):
         raise SettingsError(

@@ -54,7 +54,7 @@ def migrate(
             return _run(catalog_context, connection, sample, as_json)
         catalog.refuse_published(connection, catalog_context.pipeline)
         catalog_context.require_supported_columns(connection)
-        requirements = table_survey.requirements(catalog_context.pipeline)
+        requirements = table_survey.requirements(catalog_context.pipeline, connection.info.user)
         missing = migrations.plan(connection, requirements)
         if not sql:
             return _print_plan(connection, missing, as_json)
@@ -79,7 +79,8 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
     applied_lines = [f"applied {name}" for name in now]
     try:
         messages = migrations.prepare_source(
-            connection, table_survey.requirements(context.pipeline)
+            connection,
+            table_survey.requirements(context.pipeline, connection.info.user),
         )
     except migrations.Unprivileged as error:
         if not as_json:

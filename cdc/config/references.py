@@ -39,6 +39,10 @@ LOGINS = (
     "api_key",
 )
 """Settings whose files are read at each new connection."""
+OF_OWNER = (("source", "dsn"), ("source", "replication_password"))
+"""Settings whose files aren't read where the file has `source.reader`: who connects as the owner reads
+them.
+"""
 URLS = ("url", "connect", "nodes")
 """Settings of which user and password are read at each new connection."""
 
@@ -60,6 +64,8 @@ class Reference:
 def replaced(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Reference]]:
     """Return a copy of a tree with its references replaced, and those that can't be, in the order of the file."""
     unresolved: list[Reference] = []
+    source = tree.get("source")
+    has_reader = isinstance(source, dict) and "reader" in source
 
     def copy(node: Any, keys: tuple[str, ...]) -> Any:
         if isinstance(node, dict):
@@ -86,6 +92,8 @@ def replaced(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Refer
         return with_files(REFERENCE.sub(value_of, text), keys)
 
     def with_files(text: str, keys: tuple[str, ...]) -> str:
+        if has_reader and keys in OF_OWNER:
+            return text
         setting = next((key for key in reversed(keys) if not key.isdecimal()), "")
         try:
             content = secrets.read(text)

@@ -15,6 +15,8 @@ import structlog
 import tenacity
 
 from cdc.config.settings import NotifySettings
+from cdc.errors import SecretUnreadable
+from cdc.model import secrets
 from cdc.model.finding import ORDER, Finding, Severity
 from cdc.model.wording import advice
 
@@ -124,12 +126,16 @@ class Webhook:
         with self._changed:
             key, document = next(iter(self._pending.items()))
         try:
+            url = httpx.URL(self._settings.url)
+            login = (secrets.read(url.username), secrets.read(url.password))
             # No redirect is followed, which may lead to anybody: it counts as a refusal.
-            answer = httpx.post(self._settings.url, json=document, timeout=TIMEOUT_S)
+            answer = httpx.post(
+                url, json=document, timeout=TIMEOUT_S, auth=login if url.userinfo else None
+            )
             is_away = answer.status_code >= 500 or answer.status_code in BUSY
             reason = "" if answer.is_success else f"answer {answer.status_code}"
         except Exception as error:
-            is_away = isinstance(error, httpx.TransportError)
+            is_away = isinstance(error, httpx.TransportError | SecretUnreadable)
             # Without the message, which may quote the address, and so a secret.
             reason = type(error).__name__
         if reason:

@@ -25,6 +25,7 @@ from cdc.readiness.checks import OLDEST_VERSION
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 CONNECT_TIMEOUT_S = 5
+PASSWORDS = ("password", "sslpassword")
 OWNER = "source.dsn"
 READER = "source.reader"
 POOLER = "source.dsn leads to a pooler that refuses session settings: write the address of the server itself"
@@ -92,15 +93,30 @@ def connect_to_read(settings: Source, *, as_owner: bool = False) -> Connection:
     """Like `connect`, as the role for everything that doesn't change the source; `as_owner` for a
     command that goes on to change it.
     """
-    if as_owner or settings.reader is None:
+    if as_owner:
         return connect(settings.dsn)
-    return connect(settings.reader, READER)
+    return connect(settings.reader_dsn, setting_to_read(settings))
+
+
+def setting_to_read(settings: Source) -> str:
+    """The setting that has `reader_dsn`."""
+    return READER if settings.reader else OWNER
 
 
 def user_of(dsn: str, setting: str = OWNER) -> str:
-    """The role that logs in with a DSN, which is libpq's own choice where it names none."""
+    """The role that logs in with a DSN, which is libpq's own choice where it names none.
+
+    Raises:
+        SettingsError: a service may name it, or the DSN can't be read.
+    """
     defaults = {option.keyword: option.val for option in psycopg.pq.Conninfo.get_defaults()}
-    user = parse_dsn(dsn, setting).get("user")
+    parameters = parse_dsn(dsn, setting, with_passwords=False)
+    user = parameters.get("user")
+    if not user and (parameters.get("service") or os.environ.get("PGSERVICE")):
+        raise SettingsError(
+            f"{setting} names a service and no user.",
+            hint=f"write user=... in {setting}: `migrate` grants it rights before it logs in",
+        )
     return str(user or (defaults[b"user"] or b"").decode())
 
 
@@ -166,19 +182,22 @@ def _shut(conn: Connection) -> None:
         wire.shutdown(socket.SHUT_RDWR)
 
 
-def parse_dsn(dsn: str, setting: str = OWNER) -> dict[str, Any]:
-    """The parameters of a DSN, with what the files of its references hold now.
+def parse_dsn(dsn: str, setting: str = OWNER, *, with_passwords: bool = True) -> dict[str, Any]:
+    """The parameters of a DSN, with what the files of its references hold now. The files of passwords
+    that are left out may be unreadable.
 
     The SettingsError doesn't quote it, since it may hold a password.
     """
     try:
-        if secrets.REFERENCE.fullmatch(dsn):
-            return dict(conninfo_to_dict(secrets.read(dsn)))
-        is_url = dsn.startswith(("postgresql://", "postgres://"))
-        parameters = conninfo_to_dict(secrets.escaped(dsn) if is_url else dsn)
+        is_whole = secrets.REFERENCE.fullmatch(dsn) is not None
+        if is_whole:
+            dsn = secrets.read(dsn)
+        elif dsn.startswith(("postgresql://", "postgres://")):
+            dsn = secrets.escaped(dsn)
         return {
-            name: secrets.read(value) if isinstance(value, str) else value
-            for name, value in parameters.items()
+            name: value if is_whole or not isinstance(value, str) else secrets.read(value)
+            for name, value in conninfo_to_dict(dsn).items()
+            if with_passwords or name not in PASSWORDS
         }
     except psycopg.ProgrammingError:
         raise SettingsError(

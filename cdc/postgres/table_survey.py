@@ -15,7 +15,7 @@ from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TableSettings
 from cdc.config.view_settings import SCHEMA, tables_of
 from cdc.errors import SettingsError, SourceError, TableRefused
-from cdc.model import column_names, pg_types, secrets
+from cdc.model import column_names, pg_types
 from cdc.model.table import Column, Derivation, IndexOptions, Table
 from cdc.postgres import catalog, source
 from cdc.postgres.source import Connection
@@ -179,19 +179,22 @@ def _published_kinds(conn: Connection, publication: str) -> list[str]:
     return ["", "s"] if row is None or row[0] == "s" else [""]
 
 
-def requirements(pipeline: Pipeline) -> SourceRequirements:
-    """Translate the pipeline file into what its source database has to have."""
+def requirements(pipeline: Pipeline, owner: str | None = None) -> SourceRequirements:
+    """Translate the pipeline file into what its source database has to have. `owner`: the role of a
+    connection with `source.dsn`; without one, the user that `source.dsn` names.
+    """
     password = pipeline.source.replication_password
     entries = pipeline.source.tables
     pairs = [entry.table.split(".") for entry in entries]
     named = pipeline.source.reader
-    owner = source.user_of(pipeline.source.dsn) if named else None
+    if named and owner is None:
+        owner = source.user_of(pipeline.source.dsn)
     reader = source.user_of(named, source.READER) if named else None
     return SourceRequirements(
         pipeline.pipeline,
         [(schema, name) for schema, name in pairs],
         pipeline.replication_user,
-        secrets.read(password.get_secret_value()) if password else None,
+        password.get_secret_value() if password else None,
         {entry.table: entry.key for entry in entries if entry.key},
         [entry.table for entry in entries if entry.events],
         owner,

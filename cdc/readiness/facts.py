@@ -216,6 +216,8 @@ class SourceRequirements:
     `keys` names, by schema.table, columns of a unique index that serve as the primary key. `events`:
     the tables, by the same name, whose rows are events.
 
+    `password`: the role's, with its references to files.
+
     `owner`: the role that owns the tables; None: that of the connection. `reader`: the role of
     `source.reader`, if it is another one.
     """

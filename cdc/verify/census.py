@@ -63,6 +63,7 @@ def equal_small_views(
     sinks: Sequence[Sink],
     sample: Sample | None,
     report: Callable[[str], object] = lambda _: None,
+    setting: str = source.OWNER,
 ) -> dict[View, Comparison]:
     """Find the views of small tables that are equal to their source.
 
@@ -76,7 +77,7 @@ def equal_small_views(
     # Of a table of which sinks have different columns each is compared by itself.
     times = Counter(table.qualified for table in tables)
     tables = [table for table in tables if times[table.qualified] == 1]
-    for group in group_tables(tables, table_sizes(dsn, tables)) if grouped else ():
+    for group in group_tables(tables, table_sizes(dsn, tables, setting)) if grouped else ():
         pending = group
         previous_count = 0
         # A table that changed during a census differs without an error. Take another census while
@@ -86,7 +87,7 @@ def equal_small_views(
             report(f"comparing {len(pending)} small tables together, the first of them {first}")
             start = time.monotonic()
             previous_count = len(pending)
-            proved = take_census(reader, dsn, pending, grouped, sample)
+            proved = take_census(reader, dsn, pending, grouped, sample, setting)
             each_s = round((time.monotonic() - start) / previous_count, 3)
             for (sink, table), rows in proved.items():
                 equal[sink, table] = Comparison(
@@ -108,6 +109,7 @@ def take_census(
     tables: Sequence[Table],
     sinks: Mapping[str, GroupScanner],
     sample: Sample | None,
+    setting: str = source.OWNER,
 ) -> dict[View, int]:
     """Compare views, of sinks by name, with one snapshot of these tables.
 
@@ -117,7 +119,7 @@ def take_census(
         SourceError, SinkError: a server can't be read.
     """
     try:
-        with open_snapshot(dsn, *tables) as snapshot:
+        with open_snapshot(dsn, *tables, setting=setting) as snapshot:
             frames = {SOURCE: rows_of_group(reader, snapshot, sample)}
             for name, sink in sinks.items():
                 if own := [table for table in tables if table.is_in(name)]:
@@ -214,13 +216,13 @@ def _by_view(
     return rows_by_view
 
 
-def table_sizes(dsn: str, tables: Sequence[Table]) -> dict[str, int]:
+def table_sizes(dsn: str, tables: Sequence[Table], setting: str) -> dict[str, int]:
     """Return the bytes of each table that exists, by its name."""
     names = {
         sql.Identifier(table.schema, table.name).as_string(None): table.qualified
         for table in tables
     }
-    with source.connect(dsn) as connection:
+    with source.connect(dsn, setting) as connection:
         listed = connection.execute(SIZES, [list(names)]).fetchall()
     return {names[name]: size for name, size in listed if size is not None}
 

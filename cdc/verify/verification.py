@@ -19,7 +19,7 @@ that differ (`cdc.verify.bucket_hashes`), found in one pass over each side.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -30,6 +30,7 @@ from cdc.control.control_topics import Truncations
 from cdc.errors import SettingsError, UndecidedError
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
+from cdc.postgres import source
 from cdc.postgres.row_query import Sample, sample_condition
 from cdc.postgres.table_survey import tables_in
 from cdc.sink.contract import Sink
@@ -94,7 +95,13 @@ def verify(
     if options.since_ms is None:
         reader = SourceReader(spark, options.rate)
         equal = equal_small_views(
-            reader, pipeline.source.reader_dsn, compared_tables, sinks, sample, report
+            reader,
+            pipeline.source.reader_dsn,
+            compared_tables,
+            sinks,
+            sample,
+            report,
+            source.setting_to_read(pipeline.source),
         )
         compared |= {
             view: replace(comparison, scope=options.scope)
@@ -224,15 +231,22 @@ class TableVerification:
             end = self.kafka.ends([table.topic])[table.topic]
             start = self._truncations.registration.start(table.topic, end.topic_id)
             logged = recent_changes.keys(self.spark, self.pipeline.kafka, table, start)
-            with open_snapshot(self.pipeline.source.reader_dsn, table) as snapshot:
+            with self._open_snapshot(table) as snapshot:
                 present = self._reader.rows(snapshot).select("id")
                 if not logged.join(present, "id", "left_anti").isEmpty():
                     return True
         return False
 
+    def _open_snapshot(
+        self, table: Table, now: int | None = None
+    ) -> AbstractContextManager[SourceSnapshot]:
+        settings = self.pipeline.source
+        setting = source.setting_to_read(settings)
+        return open_snapshot(settings.reader_dsn, table, now=now, setting=setting)
+
     def _all_rows(self) -> Suspects:
         now = self._read_clock()
-        with open_snapshot(self.pipeline.source.reader_dsn, self.table, now=now) as snapshot:
+        with self._open_snapshot(self.table, now) as snapshot:
             buckets = differing_buckets(
                 self._reader, snapshot, self.sinks, self._comparisons, self.sample
             )
@@ -270,7 +284,7 @@ class TableVerification:
             start = self.kafka.ends([self.table.topic])[self.table.topic]
             # After the end of the topic: a document that the time changes later has a newer record.
             now = self._read_clock()
-            with open_snapshot(self.pipeline.source.reader_dsn, self.table, now=now) as snapshot:
+            with self._open_snapshot(self.table, now) as snapshot:
                 if suspects:
                     source_rows = self._reader.rows_with_ids(snapshot, ids)
                 else:

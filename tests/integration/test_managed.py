@@ -10,11 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.connectors.client import Connect
 from cdc.errors import SourceError
+from cdc.model.table import Column, Table
 from cdc.postgres import source
+from cdc.verify.source_rows import open_snapshot
 from tests.integration.test_owner import REPLICATION, SECRET, SHOP, Owner, unwrapped
 from tests.support.answering import answering
 from tests.support.pages import PAGES
@@ -110,6 +112,45 @@ def test_what_such_a_user_may_not_do(master: Owner) -> None:
             conn.execute(statement.encode())
     refused = unwrapped(master.cdc("migrate", code=4))
     assert f'may not run what is still needed: CREATE ROLE "{master.connector}"' in refused
+
+
+def test_the_owner_of_a_service_is_who_logs_in(
+    master: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = master
+    owner.admin.execute(sql.SQL("ALTER ROLE {} REPLICATION").format(sql.Identifier(owner.name)))
+    services = owner.folder / "services"
+    lines = [f"{name}={value}\n" for name, value in conninfo_to_dict(owner.dsn).items()]
+    services.write_text("[shop]\n" + "".join(lines))
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    file = owner.folder / "shop.yaml"
+    file.write_text(file.read_text().replace("${OWNER_DSN}", "service=shop"))
+    name_reader(owner)
+    owner.cdc("migrate")
+    assert "nothing to do" in owner.cdc("migrate")
+
+
+def test_a_reader_of_a_service_has_to_name_its_user(master: Owner) -> None:
+    """It may be another one than the system's, and `migrate` would make and grant a role."""
+    file = master.folder / "shop.yaml"
+    text = file.read_text()
+    file.write_text(text.replace("source:\n", "source:\n  reader: service=shop\n"))
+    assert "write user=... in source.reader" in unwrapped(master.cdc("migrate", code=2))
+
+
+def test_hidden_rows_stop_the_comparison_of_a_reader(master: Owner) -> None:
+    """The owner by itself is taken at its word: which conditions show it all rows nobody can say."""
+    orders = Table("shop", "orders", (Column("id", "integer"),), ("id",), "t.shop.orders")
+    master.execute("ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY")
+    master.execute("ALTER TABLE shop.orders FORCE ROW LEVEL SECURITY")
+    master.execute(f"CREATE POLICY p ON shop.orders USING (current_user = '{master.name}')")
+    with open_snapshot(master.dsn, orders):
+        pass
+    with (
+        pytest.raises(SourceError, match=f"hide rows from {master.name}:"),
+        open_snapshot(master.dsn, orders, setting=source.READER),
+    ):
+        pass
 
 
 REFUSALS = {

@@ -11,6 +11,7 @@ from psycopg.conninfo import make_conninfo
 from cdc.capture.connector import register
 from cdc.errors import SourceError
 from cdc.postgres import table_survey
+from cdc.postgres.source import READER
 from cdc.sink.remedy import classify
 from cdc.verify.source_rows import open_snapshot
 from tests.support.verbs import document_of
@@ -192,13 +193,16 @@ def test_each_right_that_is_taken_away_is_named(readers: "World") -> None:
     hidden = [message for code, message in findings(world) if code == "row-security"]
     assert [reader in message for message in hidden] == [True]
     # A repair would take them out of the views.
-    with pytest.raises(SourceError, match="hide rows"), open_snapshot(dsn, orders):
+    with pytest.raises(SourceError, match="hide rows"), open_snapshot(dsn, orders, setting=READER):
         pass
     world.sql("ALTER TABLE shop.orders DISABLE ROW LEVEL SECURITY")
-    with open_snapshot(dsn, orders):
+    with open_snapshot(dsn, orders, setting=READER):
         pass
     world.sql(f"REVOKE SELECT ON shop.orders FROM {reader}")
-    with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught, open_snapshot(dsn, orders):
+    with (
+        pytest.raises(psycopg.errors.InsufficientPrivilege) as caught,
+        open_snapshot(dsn, orders, setting=READER),
+    ):
         pass
     refused = classify(caught.value, "postgres")
     assert "permission denied for table orders" in refused.message

@@ -18,11 +18,13 @@ class Receiver:
         self.goes_on.set()
         self.refused = 0
         self.bodies: list[dict[str, Any]] = []
+        self.logins: list[str | None] = []
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 code = receiver.answer
+                receiver.logins.append(self.headers["Authorization"])
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if code == 200:
                     receiver.bodies.append(json.loads(body))

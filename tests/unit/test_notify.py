@@ -1,5 +1,6 @@
 """What `cdc run` posts to a real receiver: that a finding opens, and that it closes."""
 
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 
 from cdc.cli.console import call
 from cdc.cli.health import observed
+from cdc.config import settings
 from cdc.config.settings import NotifySettings
 from cdc.model.finding import Finding, find
 from cdc.observe.webhook import Webhook
@@ -167,6 +169,31 @@ def test_a_refusal_is_logged_without_the_address_and_holds_up_no_other_post(
     assert f"answer {answer}" in printed
     assert "ConnectError" in printed
     assert "a-secret" not in printed
+
+
+def test_a_login_in_files_is_read_at_each_post(
+    receiver: Receiver, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = unreachable_file(tmp_path, "public.orders")
+    secret = tmp_path / "secret"
+    secret.write_text("fir/st@")
+    url = receiver.url.replace("://", f"://me:${{file:{secret}}}@")
+    with path.open("a") as text:
+        text.write(f"notify: [{{url: '{url}', after_s: 0}}]\n")
+    (entry,) = settings.load(path).notify
+    logins = [f"Basic {b64encode(f'me:{text}'.encode()).decode()}" for text in ("fir/st@", "2nd")]
+    with closing(Webhook(entry, "shop", str)) as shop:
+        shop.take([BEHIND], 1)
+        wait_for(receiver, OPENED)
+        secret.unlink()
+        shop.take([], 2)
+        printed = ""
+        while "notification_not_delivered" not in printed:
+            printed += "".join(capfd.readouterr())
+        secret.write_text("2nd")
+        wait_for(receiver, OPENED, CLOSED)
+    assert receiver.logins == logins
+    assert "SecretUnreadable" in printed
 
 
 def test_a_run_posts_what_it_finds_and_the_next_run_posts_it_again(

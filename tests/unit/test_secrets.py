@@ -19,11 +19,12 @@ from cdc.capture.configuration import configuration
 from cdc.cli import console, verbs
 from cdc.config import settings
 from cdc.connectors.client import Connect
-from cdc.errors import CdcError, ConnectorError, SettingsError
+from cdc.errors import CdcError, ConnectorError, SettingsError, SourceUnavailable
 from cdc.model import secrets
 from cdc.model.table import Column, Table
 from cdc.model.trace import trace
 from cdc.postgres.source import connect_to_read, parse_dsn
+from cdc.postgres.table_survey import requirements
 from cdc.redis.server import client, forget
 from cdc.sink import factory
 from cdc.sink.contract import Sink
@@ -326,6 +327,27 @@ def test_a_secret_that_cant_be_read_is_named_with_its_line(
     assert f"{path}:4: source.replication_password: {reference}" in str(caught.value)
     assert words in str(caught.value)
     assert SECRET not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_reader_does_without_the_secrets_of_the_owner(tmp_path: Path) -> None:
+    """It runs where these files aren't. A verb that connects as the owner names what it lacks."""
+    path = tmp_path / "pipeline.yaml"
+    text = FILE.replace("PATH", str(tmp_path))
+    absent = f"${{file:{tmp_path}/absent}}"
+    text = text.replace(f"owner:{SECRET}", f"owner:{absent}")
+    text = text.replace(f"_password: {SECRET}\n", f"_password: {absent}\n", 1)
+    path.write_text(text)
+    with pytest.raises(SettingsError, match="can't be read"):
+        settings.load(path)
+    reader = f"reader: postgresql://reader@{NOWHERE}/shop"
+    path.write_text(text.replace("source:\n", f"source:\n  {reader}\n"))
+    pipeline = settings.load(path)
+    needed = requirements(pipeline)
+    assert (needed.owner, needed.reader) == ("owner", "reader")
+    config = configuration(pipeline, tables=[TABLE], server_version=180000)
+    assert config["database.password"] == f"${{directory:{tmp_path}:absent}}"
+    with pytest.raises(SourceUnavailable, match="absent} can't be read"):
+        connect_to_read(pipeline.source, as_owner=True)
 
 
 def test_the_connectors_password_is_read_by_the_worker(tmp_path: Path) -> None:
