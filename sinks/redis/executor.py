@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import redis
@@ -79,6 +79,7 @@ class ChunkWriter(Writer):
     url: str
     prefix: str
     pending: Mapping[str, PendingAdvance]
+    _moved: dict[str, dict[int, int]] = field(init=False, default_factory=dict)
 
     def start_offset(self, advance: Advance, partition: int) -> int:
         return self.pending[advance.table.topic].offsets[partition]
@@ -99,6 +100,7 @@ class ChunkWriter(Writer):
             rows = [row for row in part.rows.values() if row.id not in stale]
             answer = self._call(part, pending, rows, start, end)
             if answer[0] == "ok":
+                self._moved.setdefault(part.topic, {})[part.partition] = end
                 return Verdicts(stale=stale)
             try:
                 start = pending.offset(answer, start, pending.advance.end.offsets[part.partition])
@@ -108,6 +110,13 @@ class ChunkWriter(Writer):
                 raise Failure("fenced", error.message) from None
             end = max(start, end)
             stale = frozenset(row.id for row in part.rows.values() if row.offset < start)
+
+    def finish(self) -> Mapping[str, Sequence[str]]:
+        """Return how far each partition was moved, by topic: partition and offset."""
+        return {
+            topic: [f"{partition} {offset}" for partition, offset in moved.items()]
+            for topic, moved in self._moved.items()
+        }
 
     def _call(
         self, part: Part, pending: PendingAdvance, rows: Sequence[FoldedRow], start: int, end: int

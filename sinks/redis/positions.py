@@ -1,7 +1,7 @@
 """How far each table has got in a database: read, taken over by a writer, and moved by it."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import redis
@@ -74,7 +74,7 @@ class Positions:
     def apply(
         self, batch: Batch, writer: Callable[[str, str, Mapping[str, PendingAdvance]], ChunkWriter]
     ) -> Outcome:
-        """Take over the positions, run the lane, and move partitions that had no rows."""
+        """Take over the positions, run the lane, and move them to the end of the batch."""
         pending = [step for advance in batch.advances if (step := self.take(advance, batch.writer))]
         if not pending:
             return Outcome()
@@ -85,8 +85,8 @@ class Positions:
         )
         outcome = run_on_executors(lane, batch.records, database.sink, database.hints)
         for step in pending:
-            self.finish(step)
-        return outcome
+            self.finish(step, outcome.writer_results.get(step.advance.table.qualified, ()))
+        return replace(outcome, writer_results={})
 
     def take(self, advance: Advance, writer: str) -> PendingAdvance | None:
         """Become the writer that moves a position, and return the rest of an advance.
@@ -126,15 +126,23 @@ class Positions:
             self._take_over(pending, fields)
         return pending
 
-    def finish(self, pending: PendingAdvance) -> None:
-        """Move the partitions that held transaction markers only: no row carried their position."""
+    def finish(self, pending: PendingAdvance, moved: Iterable[str]) -> None:
+        """Move a position to the end of the batch: behind the last rows there may be transaction
+        markers, which no executor sees.
+
+        moved: what `ChunkWriter.finish` returns. A partition that is below that now is on a server
+        that has lost its rows.
+        """
         script = self.database.script(FINISH)
         end = pending.advance.end.offsets
-        partitions = zip(range(len(end)), pending.offsets, end, strict=True)
+        least = list(pending.offsets)
+        for partition, offset in (map(int, text.split()) for text in moved):
+            least[partition] = offset
+        partitions = zip(range(len(end)), least, end, strict=True)
         arguments = pending.arguments(*itertools.chain.from_iterable(partitions))
         answer = script([self._key(pending.advance.table)], arguments)
         if answer[0] != "ok":
-            start = pending.offsets[int(answer[-1])]
+            start = least[int(answer[-1])]
             pending.offset(answer, start, start)
 
     def _take_over(self, pending: PendingAdvance, fields: Mapping[str, str]) -> None:

@@ -61,8 +61,8 @@ return {'ok'}
 """
 )
 
-# The rest of ARGV: partition, from, until, ... Each may stand anywhere between, where this writer
-# has left it.
+# The rest of ARGV: partition, from, until, ... `from` is how far executors have moved it in this
+# batch, if at all. Where it is less by now, the server has lost rows.
 FINISH = (
     MOVING
     + """

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+import cdc.sinks.redis.positions
 import cdc.sinks.redis.sink
 from cdc.control.floors import Floors
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
@@ -23,8 +24,9 @@ from cdc.kafka.log_refusals import Discontinued
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
-from cdc.redis.server import COMMANDS, client
-from cdc.sink.contract import PositionLost
+from cdc.model.table import row_id
+from cdc.redis.server import COMMANDS, client, position_key, view_key
+from cdc.sink.contract import Outcome, PositionLost
 from cdc.sink.lane import ChunkLimits
 from cdc.sink.lane_run import run_in_process, run_on_executors
 from cdc.sinks.redis.executor import PendingAdvance, RedisWriter
@@ -270,6 +272,41 @@ def test_a_failover_is_followed(spark: "SparkSession", unique: str, tmp_path: Pa
         assert_goes_on(harness)
         harness.sink.close()
         road.close()
+
+
+@pytest.mark.parametrize("partitions", [(0, 1), (0,), (1,)])
+def test_what_a_server_loses_before_a_batch_has_ended_is_applied_again(
+    harness: Harness, own_server: str, unique: str, partitions: tuple[int, ...]
+) -> None:
+    """As at a failover, after executors have written rows and before the driver ends the batch."""
+    fill(harness)
+    harness.apply((2, 1))
+    start = harness.position()
+    assert start
+    batch = harness.batch(start, harness.topic.ends, "one")
+    with redis.Redis.from_url(own_server) as server:
+        position = position_key(unique, harness.name)
+        begin = view_key(unique, harness.name)
+        before = {key.decode(): server.get(key) for key in server.scan_iter(f"{begin}*")}
+
+        def lose(*arguments: Any) -> Outcome:
+            outcome = run_on_executors(*arguments)
+            for record in harness.topic.between(start.offsets, harness.topic.ends):
+                if record.partition in partitions:
+                    key = begin + row_id(list(record.key.values()))
+                    server.set(key, before[key]) if key in before else server.delete(key)
+            for partition in partitions:
+                server.hset(position, str(partition), start.offsets[partition])
+            return outcome
+
+        with (
+            pytest.raises(PositionLost),
+            mock.patch.object(cdc.sinks.redis.positions, "run_on_executors", lose),
+        ):
+            harness.send(batch)
+    assert harness.view() != harness.topic.model()
+    harness.sink = harness.writer()
+    assert_goes_on(harness)
 
 
 # A user who may not do all (finding 13)

@@ -416,8 +416,9 @@ class History:
             if self._crashes % 2:
                 self._begin_process()
             return
+        moved = writer.finish()
         for step in steps:
-            self._positions.finish(step)
+            self._positions.finish(step, moved.get(step.advance.table.topic, ()))
 
     def _fold(self, run: LaneRun, steps: Sequence[PendingAdvance]) -> None:
         for step in steps:
