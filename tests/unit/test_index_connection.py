@@ -72,14 +72,13 @@ def forgotten(url: str) -> Iterator[str]:
         forget(url)
 
 
-def test_a_node_that_is_away_fails_no_request(nodes: Nodes) -> None:
+@pytest.mark.parametrize("is_repeatable", [True, False])
+def test_a_node_that_is_away_fails_no_request(nodes: Nodes, is_repeatable: bool) -> None:
+    """Nothing of it was sent."""
     with forgotten(f"{NOWHERE},{nodes.urls[0]}") as url:
-        server = Server("search", url)
         for number in range(6):
-            # Nothing of it was sent: this one may be repeated, too.
-            server.ask("POST", "/_aliases", {"actions": []})
-            send_request(url, "GET", f"/{number}")
-    assert len(nodes.requests[0]) == 12
+            send_request(url, "POST", f"/{number}", is_repeatable=is_repeatable)
+    assert len(nodes.requests[0]) == 6
 
 
 def test_what_may_have_been_carried_out_is_repeated_only_if_that_changes_nothing(
