@@ -282,8 +282,12 @@ class Auditor:
         classifier = RecordClassifier(
             table,
             reading,
-            # Values that only a warehouse can't hold are no defect where there is no warehouse.
-            any(isinstance(sink, Archive) for sink in self._sinks if table.is_in(sink.name)),
+            # Values that only a warehouse can't hold are no defect where no warehouse has their column.
+            tuple(
+                table.for_sink(sink.name)
+                for sink in self._sinks
+                if isinstance(sink, Archive) and table.is_in(sink.name)
+            ),
             last_silent_change_lsn(control.definitions, table.qualified),
         )
         topic_records = kafka_source.read_until(

@@ -74,17 +74,20 @@ class RecordClassifier:
     """Looks at the records of one topic as a rebuild of all its views would meet them. Can be
     pickled.
 
-    warehouse  whether one of the views is a warehouse, which can't hold all that the others can
-    below      the LSN from which on records are what the table's definition makes of them
+    warehouses  the table with the columns of each view that is a warehouse, which can't hold all that
+                the others can
+    below       the LSN from which on records are what the table's definition makes of them
     """
 
     table: Table
     reading: DecodeOptions
-    warehouse: bool
+    warehouses: tuple[Table, ...]
     below: int = 0
 
-    def __reduce__(self) -> tuple[type[RecordClassifier], tuple[Table, DecodeOptions, bool, int]]:
-        return RecordClassifier, (self.table, self.reading, self.warehouse, self.below)
+    def __reduce__(
+        self,
+    ) -> tuple[type[RecordClassifier], tuple[Table, DecodeOptions, tuple[Table, ...], int]]:
+        return RecordClassifier, (self.table, self.reading, self.warehouses, self.below)
 
     def work(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """RECORDS in, `RecordSummary` out."""
@@ -117,12 +120,13 @@ class RecordClassifier:
         # Before its values are looked at: what is dead needs to fit no view.
         if change.lsn is not None and change.lsn < self._floor:
             return RecordSummary(partition, offset, row_id, DEAD)
-        if change.row is not None and self._codec.problem(change.row, warehouse=self.warehouse):
-            return RecordSummary(partition, offset, row_id, UNREADABLE)
         if change.row is None:
             return RecordSummary(
                 partition, offset, row_id, TOMBSTONE if value is None else DELETE, living=True
             )
+        for table_codec, warehouse in self._codecs:
+            if table_codec.problem(change.row, warehouse=warehouse):
+                return RecordSummary(partition, offset, row_id, UNREADABLE)
         return self._row(change, change.row, partition, offset)
 
     def _row(self, change: Change, row: bytes, partition: int, offset: int) -> RecordSummary:
@@ -149,8 +153,10 @@ class RecordClassifier:
         return RecordDecoder([self.table], self.reading.placeholder)
 
     @cached_property
-    def _codec(self) -> TableCodec:
-        return codec(self.table)
+    def _codecs(self) -> list[tuple[TableCodec, bool]]:
+        """What a row has to fit: the whole table, and each warehouse. One that has all columns takes one check."""
+        of_warehouse = {self.table: False} | dict.fromkeys(self.warehouses, True)
+        return [(codec(table), warehouse) for table, warehouse in of_warehouse.items()]
 
     @cached_property
     def _key(self) -> frozenset[str]:

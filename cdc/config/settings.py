@@ -276,12 +276,13 @@ class Pipeline(Section):
         found = {name: sink.projection(table) for name, sink in self.sinks.items()}
         return {name: projection for name, projection in found.items() if projection}
 
-    def refuse_unknown_tables(self) -> None:
+    def refuse_unknown_tables(self, unregistered: Sequence[TableSettings] = ()) -> None:
         """Raise SettingsError for what a sink lists and `source.tables` hasn't, once its patterns are
-        replaced by tables.
+        replaced by tables. `unregistered`: patterns that may match other tables, which aren't
+        registered yet.
         """
         try:
-            refuse_unknown(self.sinks, self.source.tables)
+            refuse_unknown(self.sinks, self.source.tables, unregistered)
         except InvalidSetting as error:
             mistake = self.mistake(["sinks", *error.keys], str(error), error.hint)
             mistake.finding_key = "tables-undecided"
@@ -351,31 +352,39 @@ class Pipeline(Section):
         return f"{self.pipeline}.settings"
 
 
-def refuse_unknown(sinks: Mapping[str, SinkSettings], captured: Sequence[TableSettings]) -> None:
+def refuse_unknown(
+    sinks: Mapping[str, SinkSettings],
+    captured: Sequence[TableSettings],
+    unregistered: Sequence[TableSettings] = (),
+) -> None:
     """Raise InvalidSetting for a name or a pattern in a sink's `tables` that means nothing captured. A
-    pattern that may mean what another one does passes.
+    pattern that may mean what another one does passes. See `Pipeline.refuse_unknown_tables`.
     """
+    known = [entry.table for entry in captured]
     for name, sink in sinks.items():
         for number, listed in enumerate(sink.tables or ()):
-            known = [entry.table for entry in captured]
-            if "*" in listed.table:
-                problem = "the pattern matches nothing of source.tables"
-                is_known = any(
-                    entry.pattern or matches(listed.table, entry.table) for entry in captured
-                )
-            else:
-                problem = "the table isn't captured"
-                is_known = any(entry.matches(listed.table) for entry in captured)
-            if is_known:
+            if _may_mean(listed.table, captured):
                 continue
-            near = difflib.get_close_matches(listed.table, known, n=1)
-            raise InvalidSetting(
-                problem,
-                f"did you mean {near[0]}?"
-                if near
-                else f"add it to source.tables, or list one of: {', '.join(known)}",
-                (name, "tables", str(number)),
+            problem = (
+                "the pattern matches nothing of source.tables"
+                if "*" in listed.table
+                else "the table isn't captured"
             )
+            near = difflib.get_close_matches(listed.table, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"list one of: {', '.join(known)}"
+            if _may_mean(listed.table, unregistered):
+                register = "cdc -p FILE migrate, then cdc -p FILE register"
+                hint = f"if it is new: {register}; if not, {hint}"
+            elif not near:
+                hint = f"add it to source.tables, or {hint}"
+            raise InvalidSetting(problem, hint, (name, "tables", str(number)))
+
+
+def _may_mean(listed: str, entries: Sequence[TableSettings]) -> bool:
+    """Whether a name or a pattern in a sink's `tables` may mean a table that an entry means."""
+    if "*" in listed:
+        return any(entry.pattern or matches(listed, entry.table) for entry in entries)
+    return any(entry.matches(listed) for entry in entries)
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:

@@ -159,7 +159,7 @@ def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
                 finding_key="tables-undecided/pattern",
                 hint="correct it; or, if it means new ones: cdc -p FILE migrate, then cdc -p FILE register",
             )
-    pipeline.with_tables(names).refuse_unknown_tables()
+    pipeline.with_tables(names).refuse_unknown_tables(unregistered=pipeline.patterns)
 
 
 def refuse_waiting(registration: Registration | None, names: Iterable[str]) -> None:

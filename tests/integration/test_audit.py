@@ -3,6 +3,8 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,8 @@ from cdc.errors import DivergenceError
 from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.model.table import Column, Table
+from cdc.model.table import Column, Projection, Table
+from cdc.sinks.delta.sink import Delta
 from tests.support.envelopes import PLACEHOLDER, encoded
 from tests.support.envelopes import envelope as enveloped
 from tests.support.pipelines import with_topics
@@ -306,6 +309,21 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
     broker.topics.override({table.topic: {"delete.retention.ms": "1000"}})
     late = {**broken, "behind": True, "idle": True}
     wait_until(lambda: missed_views() == late, 20, "what they haven't seen to be of age")
+
+
+def test_a_warehouse_need_not_hold_a_column_that_it_does_not_have(
+    broker: Broker, spark: "SparkSession", tmp_path: Path
+) -> None:
+    """`n` is NaN, which its column there can't be."""
+    table = broker.table("clean")
+    columns = (*table.columns, Column("n", "numeric(10,2)"))
+    whole = replace(table, columns=columns)
+    without = replace(whole, projections={"warehouse": Projection(None, ("n",))})
+    broker.send(table.topic, [row(1, n="NaN"), row(1, MASKED, n="1")])
+    warehouse = Delta("warehouse", str(tmp_path), broker.shop.pipeline)
+    auditor = Auditor(spark, broker.shop, broker.topics, PLACEHOLDER, [warehouse])
+    keys = [[flaw.key for flaw in auditor.audit(each).flaws] for each in (whole, without)]
+    assert keys == [["records-incomplete/values", "records-unreadable"], []]
 
 
 def test_a_topic_that_is_not_there(broker: Broker, spark: "SparkSession") -> None:

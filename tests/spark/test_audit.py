@@ -51,7 +51,7 @@ def test_the_newest_of_each_key_equals_the_twin(
     keys = [{"c0": text, "c1": number} for text in ("", "a", "é") for number in range(6)]
     records = Scribe(items, seed, ["", "a"], keys).log(300, garbage=garbage, lacking=0.4)
     classifier = RecordClassifier(
-        items, DecodeOptions(PLACEHOLDER, {items.topic: FLOOR}), warehouse=True, below=BELOW
+        items, DecodeOptions(PLACEHOLDER, {items.topic: FLOOR}), warehouses=(items,), below=BELOW
     )
     summaries = (
         framed(spark, records)

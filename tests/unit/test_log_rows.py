@@ -24,7 +24,7 @@ from cdc.codec.log_rows import (
     RecordClassifier,
     RecordSummary,
 )
-from cdc.model.table import Column, Table
+from cdc.model.table import Column, Projection, Table
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, Row, envelope
@@ -51,7 +51,7 @@ def looker(
     table: Table, *, warehouse: bool = False, floor: int = 0, starts: Any = (), below: int = 0
 ) -> RecordClassifier:
     reading = DecodeOptions(PLACEHOLDER, {table.topic: floor}, {table.topic: starts})
-    return RecordClassifier(table, reading, warehouse, below)
+    return RecordClassifier(table, reading, (table.for_sink("warehouse"),) * warehouse, below)
 
 
 RECORDS = pa.schema(
@@ -119,11 +119,15 @@ def test_which_values_a_row_has() -> None:
 
 
 def test_the_warehouse_holds_less() -> None:
-    columns = (Column("id", "bigint"), Column("n", "numeric(3,1)"))
+    columns = (Column("id", "bigint"), Column("n", "numeric(3,1)"), Column("m", "integer"))
     table = Table("public", "items", columns, ("id",), "t.public.items")
-    value = packed({"op": "u", "after": {"id": 1, "n": "1000"}})
+    value = packed({"op": "u", "after": {"id": 1, "n": "1000", "m": 1}})
     assert summary_of(value, table=table).says == ROW
     assert summary_of(value, table=table, warehouse=True).says == UNREADABLE
+    without = replace(table, projections={"warehouse": Projection(("id",))})
+    assert summary_of(value, table=without, warehouse=True).says == ROW
+    misfit = packed({"op": "u", "after": {"id": 1, "n": "1", "m": "x"}})
+    assert summary_of(misfit, table=without, warehouse=True).says == UNREADABLE
 
 
 def test_a_looker_can_be_sent_to_a_worker() -> None:
