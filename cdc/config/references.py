@@ -65,7 +65,7 @@ def replaced(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Refer
     """Return a copy of a tree with its references replaced, and those that can't be, in the order of the file."""
     unresolved: list[Reference] = []
     source = tree.get("source")
-    has_reader = isinstance(source, dict) and "reader" in source
+    has_reader = isinstance(source, dict) and bool(source.get("reader"))
 
     def copy(node: Any, keys: tuple[str, ...]) -> Any:
         if isinstance(node, dict):

@@ -113,7 +113,7 @@ class Barrier:
             lag = distance(stored, self.ends[table.topic], self.floors.number(table.qualified))
             try:
                 refuse_incomparable(sink.name, table, lag)
-                require_same_shape(table, sink.name, stored)
+                require_same_shape(table.for_sink(sink.name), sink.name, stored)
             except (Discontinued, SchemaMismatch) as error:
                 stopped[table] = error
                 continue

@@ -192,3 +192,4 @@ def test_a_pooler_that_leaves_settings_out_is_named(guarded: str) -> None:
 def test_the_page_names_every_service() -> None:
     for service in ("RDS", "Aurora", "Cloud SQL", "Azure", "Neon", "Supabase"):
         assert f"| {service}" in PAGE, service
+    assert "**No service has been tried.**" in PAGE
