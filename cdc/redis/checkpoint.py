@@ -10,7 +10,7 @@ TEXT_FIELDS = ("topic_id", "writer", "generation")
 """Fields that are stored as plain text; the others are JSON."""
 SCRIPT_FIELDS = ("topic_id", "offsets", "writer", "rows", "at", "generation")
 """Fields that the scripts store by themselves; the others travel along as they are."""
-VOLATILE_FIELDS = ("writer", "rows", "at")
+VOLATILE_FIELDS = ("writer", "takeovers", "rows", "at")
 """Fields that may change while a position stays the same."""
 
 

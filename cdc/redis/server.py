@@ -76,8 +76,8 @@ SHELL_OPTIONS = {
 }
 """Options of redis-cli, by the URL option with the same meaning."""
 
-FILES = {"ssl_ca_certs": "trust", "ssl_certfile": "client", "ssl_keyfile": "client"}
-"""Kinds of failures of files that can't be read, by the URL's option that names the file."""
+FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+"""Options of the URL that name files."""
 SENTINEL_PORT = 26379
 _clients: dict[tuple[str, bool], redis.Redis] = {}
 """This process' connections, by URL and by whether answers are text."""
@@ -280,7 +280,7 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
         if word in PASSING:
             return Failure("unavailable", f"{where} can't be used now: {PASSING[word]}.")
         if unreadable := _unreadable_file(url):
-            return Failure(*unreadable)
+            return unreadable
         why = cause(f"{error} {error.__cause__}")
         return Failure(why.kind or "unavailable", f"{where} can't be reached{why}.")
     if isinstance(error, redis.exceptions.InvalidResponse):
@@ -321,6 +321,8 @@ def _no_primary(url: str) -> Failure:
         return Failure("service", f"{where} know no service {service}{known}.")
     if any(isinstance(error, (*FORBIDDEN, redis.exceptions.NoPermissionError)) for error in errors):
         return Failure("sentinel", f"{where} refuse the password in sentinel_password.")
+    if unreadable := _unreadable_file(url):
+        return unreadable
     why = cause(" ".join(map(str, errors)))
     return Failure(why.kind or "unavailable", f"{where} can't be reached{why}.")
 
@@ -328,10 +330,12 @@ def _no_primary(url: str) -> Failure:
 def _unreadable_file(url: str) -> Failure | None:
     """Find a file of TLS that can't be read here."""
     _, options = _options(url)
-    for option, kind in FILES.items():
+    for option in FILES:
         path = options.get(option)
         if path and not os.access(path, os.R_OK):
-            return Failure(kind, f"{path} can't be read, so {address(url)} can't be reached.")
+            return Failure(
+                "unreadable", f"{path} can't be read, so {address(url)} can't be reached."
+            )
     return None
 
 

@@ -38,8 +38,8 @@ class PendingAdvance(NamedTuple):
     writer: str
     extra_fields: tuple[str, ...] = ()
     """Further fields that are stored with the position: field, value, ..."""
-    predecessor: str = ""
-    """The writer before this one. If it holds the position again, the server has gone back."""
+    takeover: int = 0
+    """Number of the takeover by this writer. Where it is less, the server has gone back."""
 
     def arguments(self, *values: str | int | bytes) -> list[str | int | bytes]:
         """Build ARGV of `APPLY` and `FINISH`."""
@@ -57,13 +57,13 @@ class PendingAdvance(NamedTuple):
         Raises:
             Fenced, PositionLost: why it can't go on.
         """
-        _, topic_id, writer, text, generation, _ = answer
+        _, topic_id, writer, text, generation, takeovers, _ = answer
         ours = generation == self.generation and writer == self.writer
         if ours and topic_id == self.advance.end.topic_id and least < int(text) <= most:
             return int(text)
         expected = Position(self.advance.end.topic_id, (least,))
         is_same_topic = generation == self.generation and topic_id == expected.topic_id
-        has_gone_back = is_same_topic and writer == self.predecessor and int(text) <= least
+        has_gone_back = is_same_topic and int(takeovers) < self.takeover
         if not topic_id or has_gone_back:
             raise mismatch(self.advance.table, expected, None, ours=True)
         raise mismatch(self.advance.table, expected, Position(topic_id, (int(text),)), ours=ours)

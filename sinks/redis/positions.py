@@ -12,7 +12,7 @@ from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.redis.checkpoint import checkpoint_of, extra_fields
 from cdc.sink.contract import Batch, Outcome
-from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
+from cdc.sink.fencing import checkpoint_after, mismatch
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import GenerationReplaced
 from cdc.sinks.redis.database import Database
@@ -34,7 +34,8 @@ class Positions:
         self.database = database
         self._generation_names = generation_names
         self._last_generation: dict[str, str] = {}
-        self._predecessors: dict[tuple[str, str], str] = {}
+        # By table, writer and generation: what `TAKE` returned last.
+        self._takeovers: dict[tuple[str, str, str], int] = {}
 
     def generation(self, table: Table) -> str:
         """Return the name of this generation of a table; '' for the live one, whatever its name."""
@@ -108,22 +109,26 @@ class Positions:
             bounds = zip(start, offsets, end.offsets, strict=True)
             if all(low <= offset <= high for low, offset, high in bounds):
                 start = offsets
-        predecessor = self._predecessors.get((advance.table.qualified, writer), "")
-        if start == advance.start_offsets:
-            # Held by the writer before this one, the position of a server that has gone back: a
-            # replica that had it not yet, or what was saved last.
-            is_former = stored is not None and stored.writer == predecessor
-            known = replace(stored, writer=writer) if stored and is_former else stored
-            must_apply(advance, known, writer)
         generation = fields.get("generation", "")
+        key = (advance.table.qualified, writer, generation)
+        takeover = int(fields.get("takeovers", "0"))
+        position = stored.position if stored else None
+        if start == advance.start_offsets and position != advance.start:
+            # Before this writer took over, the position of a server that has gone back: a replica
+            # that had it not yet, or what was saved last.
+            has_gone_back = takeover < self._takeovers.get(key, 0)
+            raise mismatch(
+                advance.table,
+                advance.start,
+                position,
+                ours=stored is None or is_ours or has_gone_back,
+            )
         checkpoint = checkpoint_after(advance, stored, Applied(), writer, generation)
         extra = () if advance.is_repair else extra_fields(checkpoint)
-        held_by = fields.get("writer", "")
-        if held_by != writer:
-            predecessor = self._predecessors[advance.table.qualified, writer] = held_by
-        pending = PendingAdvance(advance, start, generation, writer, extra, predecessor)
-        if held_by != writer:
-            self._take_over(pending, fields)
+        pending = PendingAdvance(advance, start, generation, writer, extra, takeover)
+        if fields.get("writer") != writer:
+            pending = pending._replace(takeover=self._take_over(pending, fields))
+        self._takeovers[key] = pending.takeover
         return pending
 
     def finish(self, pending: PendingAdvance, moved: Iterable[str]) -> None:
@@ -145,8 +150,10 @@ class Positions:
             start = least[int(answer[-1])]
             pending.offset(answer, start, start)
 
-    def _take_over(self, pending: PendingAdvance, fields: Mapping[str, str]) -> None:
-        """Become the writer that moves this position, if it is still where it was read."""
+    def _take_over(self, pending: PendingAdvance, fields: Mapping[str, str]) -> int:
+        """Become the writer that moves this position, if it is still where it was read; returns the
+        number of this takeover.
+        """
         script = self.database.script(TAKE)
         table = pending.advance.table
         offsets = (
@@ -159,7 +166,8 @@ class Positions:
             fields.get("topic_id", ""),
             *itertools.chain.from_iterable(offsets),
         ]
-        if not script([self._key(table)], arguments):
+        takeover: int = script([self._key(table)], arguments)
+        if not takeover:
             checkpoint = self.checkpoint(table)
             raise mismatch(
                 table,
@@ -167,6 +175,7 @@ class Positions:
                 checkpoint.position if checkpoint else None,
                 ours=checkpoint is None,
             )
+        return takeover
 
     def _key(self, table: Table) -> str:
         return self.database.position_key(table.qualified)

@@ -7,8 +7,9 @@ changed places, the other one's positions lie here.
 """
 
 # Only the writer that a position names moves it, so a stopped writer that goes on fails. ARGV:
-# writer, generation, topic id, then partition and offset of each, as they were read. Returns 0 when
-# they have changed since.
+# writer, generation, topic id, then partition and offset of each, as they were read. Returns the
+# number of this takeover, 0 when they have changed since. A number that is less later on shows that
+# the server has gone back; no other writer makes it less.
 TAKE = """
 local at = redis.call('HMGET', KEYS[1], 'generation', 'topic_id')
 if (at[1] or '') ~= ARGV[2] or (at[2] or '') ~= ARGV[3] then return 0 end
@@ -16,7 +17,7 @@ for i = 4, #ARGV, 2 do
   if (redis.call('HGET', KEYS[1], ARGV[i]) or '0') ~= ARGV[i + 1] then return 0 end
 end
 redis.call('HSET', KEYS[1], 'writer', ARGV[1])
-return 1
+return redis.call('HINCRBY', KEYS[1], 'takeovers', 1)
 """
 
 # ARGV of what moves a position: topic id, writer, generation, time, partition count, how many
@@ -28,7 +29,8 @@ local at = redis.call('HMGET', KEYS[1], 'topic_id', 'writer', 'generation')
 local held = (not at[1] or at[1] == ARGV[1]) and at[2] == ARGV[2] and (at[3] or '') == ARGV[3]
 local function offset(partition) return redis.call('HGET', KEYS[1], partition) or '0' end
 local function moved(partition)
-  return {'moved', at[1] or '', at[2] or '', offset(partition), at[3] or '', partition}
+  local takeovers = redis.call('HGET', KEYS[1], 'takeovers') or '0'
+  return {'moved', at[1] or '', at[2] or '', offset(partition), at[3] or '', takeovers, partition}
 end
 local function store(n)
   redis.call('HSET', KEYS[1], 'topic_id', ARGV[1], 'at', ARGV[4], 'partitions', ARGV[5], unpack(ARGV, 7, first - 1))

@@ -3,8 +3,8 @@
 One Lua call applies a chunk of a partition and moves that partition's position, so the two can't
 part. Chunks go in offset order; a chunk's position is its last offset + 1, and a row above it has
 not been written by then. So a crash between chunks leaves a position to go on from, and no row is
-ever set back. Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, partitions,
-rows, at, generation, one field a partition, and what else `ViewCheckpoint` has, as JSON. Only the
+ever set back. Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, takeovers,
+partitions, rows, at, generation, one field a partition, and what else `ViewCheckpoint` has, as JSON. Only the
 writer that it names moves it; a new one writes its name first. Another generation lies under the
 same names in another database of the server; SWAPDB exchanges the two. So every call names the
 generation that it is for: the other's positions and rows may lie here by now. The set <prefix>:_cdc

@@ -18,7 +18,7 @@ import redis
 import cdc.sinks.redis.positions
 import cdc.sinks.redis.sink
 from cdc.control.floors import Floors
-from cdc.errors import CdcError, SinkRejected, SinkUnavailable
+from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued
 from cdc.model.generation import new_generation
@@ -307,6 +307,45 @@ def test_what_a_server_loses_before_a_batch_has_ended_is_applied_again(
     assert harness.view() != harness.topic.model()
     harness.sink = harness.writer()
     assert_goes_on(harness)
+
+
+def test_of_two_runs_that_take_over_from_each_other_one_is_fenced(harness: Harness) -> None:
+    """The former one begins a batch, and is held up in it, while the newer one is in its first."""
+    fill(harness)
+    harness.apply((2, 1), "former")
+    sinks = {"former": harness.sink, "newer": harness.writer()}
+    fenced = []
+    waiting = ["newer"]
+
+    def run(writer: str) -> None:
+        harness.topic.add("c", row(writer, len(harness.topic.records)))
+        try:
+            harness.apply(None, writer, sinks[writer])
+        except Fenced:
+            fenced.append(writer)
+            del sinks[writer]
+        except SinkUnavailable:
+            pass
+
+    def lane(*arguments: Any) -> Outcome:
+        if waiting:
+            waiting.pop()
+            with mock.patch.object(cdc.sinks.redis.positions, "run_on_executors", unavailable):
+                run("former")
+        return run_on_executors(*arguments)
+
+    with mock.patch.object(cdc.sinks.redis.positions, "run_on_executors", lane):
+        for _ in range(3):
+            for writer in ("newer", "former"):
+                if writer in sinks:
+                    run(writer)
+    assert len(fenced) == 1
+    (harness.sink,) = sinks.values()
+    assert_goes_on(harness, *sinks)
+
+
+def unavailable(*_: Any) -> Outcome:
+    raise SinkUnavailable("It is away.", hint="wait", sink="cache")
 
 
 # A user who may not do all (finding 13)
