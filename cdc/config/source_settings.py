@@ -176,8 +176,8 @@ class Source(Section):
     replication_password: SecretStr | None = None
     """The password of that role; needless where Postgres trusts the connector's address."""
     replication_certificate: ConnectorCertificate | None = None
-    """How the connector proves who it is, where Postgres asks for a certificate. That of `dsn` is the
-    owner's, and never leaves this machine.
+    """The connector's client certificate, if Postgres asks for one. The certificate in `dsn` is the owner's,
+    and isn't sent to Connect.
     """
     heartbeat_s: float = Field(default=2.0, gt=0)
     """Seconds between two heartbeats of the connector, by which an idle database's lag is known."""

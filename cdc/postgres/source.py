@@ -65,7 +65,7 @@ SELECT system_identifier::text,
             THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
 FROM pg_control_system()
 """
-# A pooler that is told to ignore the parameter `options` lets us in without our settings.
+# A pooler that ignores the parameter `options` lets us in without our settings.
 MARK = "-c cdc.session=on"
 MARKED = "SELECT current_setting('cdc.session', true)"
 STORED_UNITS = "SELECT ('x' || encode(cash_send(1::money), 'hex'))::bit(64)::bigint"
