@@ -75,7 +75,7 @@ class Database:
 
     def script(self, source: str) -> Script:
         """Register a script; returns the function that calls it."""
-        script = client(self.url).register_script(source)
+        script = self.ask(lambda server: server.register_script(source))
         return lambda keys, arguments: self.ask(lambda _: script(keys=keys, args=arguments))
 
     def row_keys(self, table: str) -> Iterator[list[str]]:
@@ -89,6 +89,6 @@ class Database:
     def keys(self, begin: str) -> Iterator[list[str]]:
         """Scan the keys that begin with a text, as `own_keys` does."""
         match = glob_literal(begin) + "*"
-        keys = client(self.url).scan_iter(match=match, count=SCAN_ROWS)
+        keys = self.ask(lambda server: server.scan_iter(match=match, count=SCAN_ROWS))
         while page := self.ask(lambda _: list(itertools.islice(keys, SCAN_ROWS))):
             yield page
