@@ -82,6 +82,10 @@ _clients: dict[tuple[str, bool], redis.Redis] = {}
 """This process' connections, by URL and by whether answers are text."""
 
 
+class Switched(redis.exceptions.ConnectionError):
+    """Another server has gone on with a scan. Its cursor means nothing there, so keys are skipped."""
+
+
 @dataclass(frozen=True)
 class _Login(redis.CredentialProvider):
     """A login, of which files are read at each new connection."""
@@ -283,6 +287,8 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
         return _no_primary(url)
     if isinstance(error, FORBIDDEN):
         return Failure("forbidden", f"{where} refuses the user or password of {what}.")
+    if isinstance(error, Switched):
+        return Failure("unavailable", f"{where} became another server during a scan.")
     word = first_word(error)
     if word in PASSING or isinstance(error, UNREACHABLE):
         _close_idle(url)
