@@ -83,6 +83,10 @@ _clients: dict[tuple[str, bool], redis.Redis] = {}
 """This process' connections, by URL and by whether answers are text."""
 
 
+class Switched(redis.exceptions.ConnectionError):
+    """Another server has gone on with a scan. Its cursor means nothing there, so keys are skipped."""
+
+
 @dataclass(frozen=True)
 class _Login(redis.CredentialProvider):
     """A login, of which files are read at each new connection."""
@@ -96,7 +100,11 @@ class _Login(redis.CredentialProvider):
             return (secrets.read(self.user), password) if self.user else (password,)
         except SecretUnreadable as error:
             # The client discards a connection without login for errors of its own only.
-            raise redis.exceptions.DataError(error.message) from error
+            raise _unread(error) from error
+
+
+def _unread(error: SecretUnreadable) -> redis.exceptions.RedisError:
+    return redis.exceptions.DataError(error.message)
 
 
 def client(url: str, *, is_text: bool = True) -> redis.Redis:
@@ -106,7 +114,7 @@ def client(url: str, *, is_text: bool = True) -> redis.Redis:
     url: the server's, as the settings build it. With `service` in its query, its hosts are
     Sentinels, which each new connection asks for the primary.
 
-    Any thread may use them.
+    Any thread may use them. Raises RedisError: a file with the key's password can't be read.
     """
     if (url, is_text) not in _clients:
         # With a pool of its own making a client closes all connections when it is collected, also
@@ -120,7 +128,10 @@ def _pool(url: str, is_text: bool) -> redis.ConnectionPool:
     service = url_options.pop("service", None)
     sentinel_login = _login({"password": url_options.pop("sentinel_password", "")})
     if key_password := url_options.get("ssl_password"):
-        url_options["ssl_password"] = secrets.read(key_password)
+        try:
+            url_options["ssl_password"] = secrets.read(key_password)
+        except SecretUnreadable as error:
+            raise _unread(error) from error
     options: dict[str, Any] = {"socket_timeout": 30, "socket_connect_timeout": 5}
     # The client's name and version are sent by a command that a server before Redis 7.2 lacks.
     options |= {"decode_responses": is_text, "driver_info": None}
@@ -172,6 +183,9 @@ def forget(url: str) -> None:
 
 
 def _close_idle(url: str) -> None:
+    """Close idle connections. The key's password is read with a new client only, so there is one."""
+    if "ssl_password" in _options(url)[1]:
+        forget(url)
     for is_text in (True, False):
         if server := _clients.get((url, is_text)):
             server.connection_pool.disconnect(inuse_connections=False)
@@ -274,6 +288,8 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
         return _no_primary(url)
     if isinstance(error, FORBIDDEN):
         return Failure("forbidden", f"{where} refuses the user or password of {what}.")
+    if isinstance(error, Switched):
+        return Failure("unavailable", f"{where} became another server during a scan.")
     word = first_word(error)
     if word in PASSING or isinstance(error, UNREACHABLE):
         _close_idle(url)
@@ -306,6 +322,7 @@ def _no_primary(url: str) -> Failure:
     pool = client(url).connection_pool
     assert isinstance(pool, SentinelConnectionPool)
     where = f"The Sentinels at {address(url)}"
+    _close_idle(url)
     service = pool.service_name
     names: list[str] = []
     errors: list[redis.exceptions.RedisError] = []

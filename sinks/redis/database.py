@@ -1,6 +1,5 @@
 """A database of the cache's server, as the driver asks it: the pipeline's keys, scripts, errors."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,14 +13,12 @@ from cdc.redis.server import (
     client,
     database,
     failure,
-    glob_literal,
     position_key,
     view_key,
 )
 from cdc.sink.lane_run import reported_error
+from cdc.sinks.redis.scan import key_pages
 
-SCAN_ROWS = 2000
-"""Keys of a page: one request reads, removes or copies so many rows."""
 Script = Callable[[Sequence[str], Sequence[str | int | bytes]], Any]
 """A script of the server: takes KEYS and ARGV, returns its answer."""
 
@@ -75,20 +72,19 @@ class Database:
 
     def script(self, source: str) -> Script:
         """Register a script; returns the function that calls it."""
-        script = client(self.url).register_script(source)
+        script = self.ask(lambda server: server.register_script(source))
         return lambda keys, arguments: self.ask(lambda _: script(keys=keys, args=arguments))
 
     def row_keys(self, table: str) -> Iterator[list[str]]:
-        """Scan the keys of a table's rows, in pages of up to `SCAN_ROWS`."""
+        """Scan the keys of a table's rows, in pages of up to `PAGE_ROWS`."""
         return self.keys(view_key(self.prefix, table))
 
     def own_keys(self) -> Iterator[list[str]]:
-        """Scan all keys of the pipeline, in pages of up to `SCAN_ROWS`; one may come twice."""
+        """Scan all keys of the pipeline, in pages of up to `PAGE_ROWS`; one may come twice."""
         return self.keys(f"{self.prefix}:")
 
     def keys(self, begin: str) -> Iterator[list[str]]:
         """Scan the keys that begin with a text, as `own_keys` does."""
-        match = glob_literal(begin) + "*"
-        keys = client(self.url).scan_iter(match=match, count=SCAN_ROWS)
-        while page := self.ask(lambda _: list(itertools.islice(keys, SCAN_ROWS))):
+        pages = key_pages(self.url, begin)
+        while page := self.ask(lambda _: next(pages, None)):
             yield page

@@ -14,7 +14,8 @@ from cdc.model.address import address
 from cdc.model.finding import Finding, find
 from cdc.redis.server import NO_EVICTION, client, failure, shell_command
 from cdc.sink.promotion import require_free_space
-from cdc.sinks.redis.database import SCAN_ROWS, Database
+from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.scan import PAGE_ROWS
 
 OLDEST = 7
 FULL = 0.8
@@ -83,7 +84,7 @@ def require_own(database: Database) -> None:
     prefix = f"{database.prefix}:"
 
     def find_foreign(server: redis.Redis) -> str | None:
-        keys = map(str, server.scan_iter(count=SCAN_ROWS))
+        keys = map(str, server.scan_iter(count=PAGE_ROWS))
         return next((key for key in keys if not key.startswith(prefix)), None)
 
     if key := database.ask(find_foreign):

@@ -6,18 +6,21 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cdc.redis.server import client, glob_literal
+import redis
+
+from cdc.redis.server import Switched, client, glob_literal
 from cdc.sink.scan import text_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 PAGE_ROWS = 2000
+"""Keys of a page: one request reads, removes or copies so many rows."""
 
 
 def read_rows(url: str, key_prefix: str) -> Iterator["pa.RecordBatch"]:
     """Read all rows of a table, whose keys begin with its `view_key`."""
-    for page in _pages(url, key_prefix):
+    for page in key_pages(url, key_prefix):
         yield _rows(url, key_prefix, page)
 
 
@@ -33,17 +36,36 @@ def read_tables(url: str, tables: Mapping[str, str], prefix: str) -> Iterator["p
         # `view_key` escapes colons in a table's name, so the id follows the next one.
         return key.find(":", len(prefix) + 1) + 1
 
-    for page in _pages(url, f"{prefix}:"):
+    for page in key_pages(url, f"{prefix}:"):
         pairs = _values(url, [key for key in page if key[: split(key)] in tables])
         names = [tables[key[: split(key)]] for key, _ in pairs]
         ids = [key[split(key) :] for key, _ in pairs]
         yield text_batch(table=names, id=ids, document=[value for _, value in pairs])
 
 
-def _pages(url: str, key_prefix: str) -> Iterator[list[str]]:
-    keys = client(url).scan_iter(match=glob_literal(key_prefix) + "*", count=PAGE_ROWS)
+def key_pages(url: str, begin: str) -> Iterator[list[str]]:
+    """Scan the keys that begin with a text, in pages of up to `PAGE_ROWS`; one may come twice.
+
+    Raises:
+        RedisError: `Switched` after the last page, if not all are of one server.
+    """
+    server = client(url)
+    first = _run_id(server)
+    keys = server.scan_iter(match=glob_literal(begin) + "*", count=PAGE_ROWS)
     while page := list(itertools.islice(keys, PAGE_ROWS)):
         yield page
+    if _run_id(server) != first:
+        raise Switched("another server has gone on with a scan")
+
+
+def _run_id(server: redis.Redis) -> object:
+    """Return what is another one on each server, and after each start of it; None for a user without
+    the right to INFO.
+    """
+    try:
+        return server.info("server").get("run_id")
+    except redis.exceptions.NoPermissionError:
+        return None
 
 
 def _rows(url: str, key_prefix: str, keys: Sequence[str]) -> "pa.RecordBatch":

@@ -12,11 +12,22 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from cdc.errors import CdcError, SecretUnreadable, SinkRejected, SinkUnavailable
+from cdc.model.outcome import Advance
+from cdc.model.position import Position
 from cdc.sink.contract import Sink
+from cdc.sink.lane import Failure, Part, PartitionOutcome
 from cdc.sink.remedy import Remedy, remedy
+from cdc.sinks.redis.executor import PendingAdvance, RedisWriter
 from cdc.sinks.redis.settings import Redis
+from cdc.sinks.redis.sink import Redis as RedisSink
 from tests.support.cache import cache
 from tests.support.envelopes import table
 from tests.support.proxy import Road
@@ -195,6 +206,46 @@ def test_a_file_that_is_away_is_named_and_waited_for(
         assert "check the file" in error.hint
         file.write_bytes(content)
         made.position(ITEMS)
+
+
+def lock(key: Path, password: str) -> None:
+    """Encrypt a key with another password."""
+    private = load_pem_private_key(key.read_bytes(), None)
+    encryption = BestAvailableEncryption(password.encode())
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+
+
+def test_the_password_of_a_key_is_read_again_at_each_connection(
+    url: str, authorities: Authorities, tmp_path: Path
+) -> None:
+    """On the driver and on executors. The first failure may still be of the former one."""
+    password = tmp_path / "password"
+    given = {**authorities.settings(), "key_password": f"${{file:{password}}}"}
+    lock(Path(given["key"]), "first")
+    password.write_text("first")
+    with (
+        secured(url, authorities.server()) as tls_url,
+        sink(url=tls_url, **given) as made,
+        redis.Redis.from_url(url) as server,
+    ):
+        made.position(ITEMS)
+        authorities.settings()
+        lock(Path(given["key"]), "second")
+        password.write_text("second")
+        server.client_kill_filter(_type="normal", skipme=True)
+        assert remedy(refused(made)) is Remedy.RETRY
+        made.position(ITEMS)
+        made.close()
+        password.unlink()
+        assert remedy(refused(made)) is Remedy.RETRY
+        assert isinstance(made, RedisSink)
+        advance = Advance(ITEMS, None, Position("topic-1", (1, 0)))
+        pending = PendingAdvance(advance, (0, 0), "", "one")
+        part = Part(advance, 0, 0, PartitionOutcome(ITEMS.topic, 0), 1)
+        with pytest.raises(Failure) as caught:
+            RedisWriter(made.url, made.prefix, {ITEMS.topic: pending}).write([part])
+        assert caught.value.kind == "unreadable"
+        assert str(password) in caught.value.message
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -22,10 +23,13 @@ from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 from cdc.kafka.log_reader import Block, OffsetRange
 from cdc.redis.server import COMMANDS, shell_command
 from cdc.sink.contract import Sink
+from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.scan import PAGE_ROWS
 from cdc.sinks.redis.settings import Redis
 from tests.support.cache import CacheServer, Guarded, cache, guarded
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded, table
 from tests.support.pipelines import pipeline
+from tests.support.proxy import Road
 from tests.support.simulated import MemoryEnds, MemoryLog, in_process
 from tests.support.wait import wait_until
 
@@ -148,8 +152,11 @@ def rows(server: CacheServer) -> dict[str, Any]:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         keys = list(client.scan_iter(f"{begin}*", count=1000))
         values = client.mget(keys)
+    # A key may have been deleted since.
     return {
-        key.removeprefix(begin): json.loads(text) for key, text in zip(keys, values, strict=True)
+        key.removeprefix(begin): json.loads(text)
+        for key, text in zip(keys, values, strict=True)
+        if text is not None
     }
 
 
@@ -211,6 +218,24 @@ def test_what_the_new_primary_lacks_is_applied_again(servers: Guarded) -> None:
     run.end()
     assert run.stream.progress.restarts == {Reason.FAILURE: 1}
     assert rows(servers.replica) == log.topic.model()
+
+
+def test_a_scan_that_another_server_goes_on_with_is_refused(tmp_path: Path) -> None:
+    """A cursor means nothing there: keys would be skipped, and the rows left that a TRUNCATE removes."""
+    with cache(tmp_path / "a") as first, cache(tmp_path / "b") as second:
+        for url in (first, second):
+            with redis.Redis.from_url(url) as server:
+                server.mset({f"{PREFIX}:{number}": "" for number in range(3 * PAGE_ROWS)})
+        road = Road(urlsplit(first).port or 0)
+        database = Database("cache", f"redis://127.0.0.1:{road.port}/0", PREFIX)
+        pages = database.own_keys()
+        next(pages)
+        road.target = urlsplit(second).port or 0
+        with redis.Redis.from_url(first) as server:
+            server.client_kill_filter(_type="normal", skipme=True)
+        with pytest.raises(SinkUnavailable, match="another server"):
+            list(pages)
+        road.close()
 
 
 def refused(sink: Sink) -> CdcError:
