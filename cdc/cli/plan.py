@@ -164,7 +164,7 @@ def _kept(sink: "Sink", tables: "Sequence[Table]") -> "Iterator[str]":
     from cdc.errors import CdcError
     from cdc.sink.contract import SchemaMismatch
 
-    # That a sink can't be asked is a refusal of its own.
+    # A sink that can't be asked is one refusal, whatever its tables are.
     with suppress(CdcError):
         for table in tables:
             if table.is_in(sink.name):

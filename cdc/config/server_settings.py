@@ -1,6 +1,7 @@
 """Settings of Kafka and of Kafka Connect: their addresses, and how clients log in."""
 
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -72,6 +73,16 @@ class TlsSettings(Section):
                 ("certificate",),
             ) from None
         return self
+
+    @property
+    def tls_login(self) -> Login:
+        """How a client trusts the server and shows its certificate, without a user."""
+        return Login(
+            ca=self.ca,
+            certificate=self.certificate,
+            key=self.key,
+            key_password=secret(self.key_password),
+        )
 
 
 def secret(value: SecretStr | None) -> str | None:
@@ -152,12 +163,9 @@ class KafkaSettings(TlsSettings):
 
     @property
     def address(self) -> Address:
-        login = Login(
+        login = replace(
+            self.tls_login,
             protocol=self.protocol,
-            ca=self.ca,
-            certificate=self.certificate,
-            key=self.key,
-            key_password=secret(self.key_password),
             mechanism=self.mechanism,
             user=self.user,
             password=secret(self.password),
@@ -197,11 +205,8 @@ class ConnectSettings(TlsSettings):
 
     @property
     def address(self) -> Address:
-        login = Login(
-            ca=self.ca,
-            certificate=self.certificate,
-            key=self.key,
-            key_password=secret(self.key_password),
+        login = replace(
+            self.tls_login,
             user=self.user,
             password=secret(self.password),
             token=secret(self.token),

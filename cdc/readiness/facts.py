@@ -218,7 +218,7 @@ class SourceRequirements:
 
     `password`: the role's, with its references to files.
 
-    `owner`: the role that owns the tables; None: that of the connection. `reader`: the role of
+    `owner`: the role that owns the tables; None: the connection's role. `reader`: the role of
     `source.reader`, if it is another one.
     """
 

@@ -99,7 +99,7 @@ class _Login(redis.CredentialProvider):
             password = secrets.read(self.password)
             return (secrets.read(self.user), password) if self.user else (password,)
         except SecretUnreadable as error:
-            # The client discards a connection without login for errors of its own only.
+            # The client discards a connection without login for its own errors only.
             raise _unread(error) from error
 
 

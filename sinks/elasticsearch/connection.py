@@ -127,7 +127,7 @@ class Connections:
         is_renewed = False
         while True:
             try:
-                # A request may have a timeout of its own for connecting: what the type says of it
+                # Connecting may have another timeout than the request: what the type says of it
                 # leaves that out.
                 meta, content = node.perform_request(
                     method, target, body, HttpHeaders(headers), cast(Any, TIMEOUT)

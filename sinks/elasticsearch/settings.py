@@ -1,6 +1,7 @@
 """What the pipeline file may say of a sink of `type: elasticsearch`."""
 
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
@@ -10,7 +11,7 @@ from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import Web, server
 from cdc.config.server_settings import TlsSettings, secret
 from cdc.config.sink_kinds import TRIGGER, SinkSettings
-from cdc.model.login import Address, Login
+from cdc.model.login import Address
 
 if TYPE_CHECKING:
     from cdc.sink.contract import Sink
@@ -88,11 +89,8 @@ class Elasticsearch(TlsSettings, SinkSettings):
     @property
     def address(self) -> Address:
         """The nodes, with commas between them, and how clients log in."""
-        login = Login(
-            ca=self.ca,
-            certificate=self.certificate,
-            key=self.key,
-            key_password=secret(self.key_password),
+        login = replace(
+            self.tls_login,
             user=self.user,
             password=secret(self.password),
             api_key=secret(self.api_key),

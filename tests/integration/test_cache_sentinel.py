@@ -88,7 +88,7 @@ SHOP_TOPICS = [
 
 
 class Run:
-    """A stream at work in a thread of its own, as `cdc run` has it."""
+    """A stream at work in its own thread, as in `cdc run`."""
 
     def __init__(self, log: ShopLog, sink: Sink) -> None:
         self.log = log

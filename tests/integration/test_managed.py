@@ -46,7 +46,7 @@ def master(guarded: str, unique: str, tmp_path: Path) -> Iterator[Owner]:
 
 
 def name_reader(owner: Owner) -> str:
-    """Let the file name a role for readers, with a password of its own; the role's name."""
+    """Let the file name a role for readers, with its own password; the role's name."""
     reader = f"{owner.name}_reader"
     file = owner.folder / "shop.yaml"
     dsn = make_conninfo(owner.dsn, user=reader, password=SECRET)
@@ -59,7 +59,8 @@ def test_a_user_that_may_give_replication_does_all_by_itself(master: Owner, stac
     """Cloud SQL, Azure, Neon and Supabase: from nothing to a heartbeat, without another role."""
     owner = master
     owner.admin.execute(sql.SQL("ALTER ROLE {} REPLICATION").format(sql.Identifier(owner.name)))
-    owner.kafka, owner.connect = stack.endpoints.kafka, stack.endpoints.connect
+    owner.kafka = stack.endpoints.kafka
+    owner.connect = stack.endpoints.connect
     owner.write_file(REPLICATION)
     reader = name_reader(owner)
     done = unwrapped(owner.cdc("migrate"))

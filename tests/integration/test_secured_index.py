@@ -1,4 +1,4 @@
-"""The index on a secured cluster: two nodes, https with an authority of its own, a user with the rights that the
+"""The index on a secured cluster: two nodes, https with its own authority, a user with the rights that the
 documentation lists.
 """
 
@@ -60,7 +60,8 @@ def test_law_with_the_documented_rights(law: Callable[[Harness], None], harness:
 
 
 def test_examinations_promotion_and_removal_need_no_other_rights(harness: Harness) -> None:
-    live, items = harness.sink, harness.table
+    live = harness.sink
+    items = harness.table
     assert isinstance(live, Elasticsearch)
     fill_view(harness)
     assert [finding.code for finding in live.examine([items])] == []

@@ -17,7 +17,8 @@ from cdc.capture.configuration import configuration
 from cdc.connectors.client import Connect
 from cdc.errors import ConnectorError, SourceError
 from cdc.postgres import source
-from tests.support.postgres import Authority, tls_postgres
+from tests.support.postgres import tls_postgres
+from tests.support.secured import Authority
 from tests.support.shop import Shop, shop_on
 
 
@@ -97,17 +98,15 @@ def test_the_connector_proves_who_it_is_by_a_certificate(
     shop.migrate()
     with pytest.raises(ConnectorError, match="certificate"):
         shop.register()
-    files = authority.client(role)
-    certificate = type(settings).model_validate(
+    # Java refuses a certificate without names, and reads no other key than RSA.
+    certificate, key = authority.certify(role, "client.example", key_type=trustme.KeyType.RSA)
+    certified = type(settings).model_validate(
         {
             **settings.model_dump(exclude={"replication_password"}),
-            "replication_certificate": {
-                "certificate": files["sslcert"],
-                "key": files["sslkey"],
-            },
+            "replication_certificate": {"certificate": str(certificate), "key": str(key)},
         }
     )
-    shop.register(source=certificate)
+    shop.register(source=certified)
     rows = shop.conn.execute(
         "SELECT DISTINCT client_dn FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE usename = %s",
         [role],

@@ -62,7 +62,8 @@ def readers(world: "World") -> Iterator["World"]:
     `world.dsn` is the owner's.
     """
     admin = world.dsn
-    owner, reader = f"{world.name}_owner", f"{world.name}_reader"
+    owner = f"{world.name}_owner"
+    reader = f"{world.name}_reader"
     connector = f"{world.name}_replication"
     with psycopg.connect(admin, autocommit=True) as conn:
         for role, words in {owner: "", reader: "", connector: "REPLICATION"}.items():

@@ -7,20 +7,18 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psycopg
-import trustme
-from cryptography.hazmat.primitives import serialization
 from psycopg.conninfo import make_conninfo
 
 from cdc.compose.artifacts import postgres_with_tls
 from cdc.compose.host import change_owner, unprivileged
 from cdc.compose.wheels import postgres_bin
 from tests.support.cache import free_port
+from tests.support.secured import Authority
 from tests.support.wait import wait_until
 
 UNREPORTED = """
@@ -75,37 +73,6 @@ def strict_postgres(
         shutil.rmtree(home, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class Authority:
-    """Certificates of one test: an authority's, and clients' by user; files in a folder."""
-
-    folder: Path
-    ca: trustme.CA
-
-    @property
-    def file(self) -> Path:
-        return self.folder / "ca.pem"
-
-    def client(self, user: str) -> dict[str, str]:
-        """Write a certificate for a user, and its key as both drivers read it; parameters of libpq."""
-        # Java refuses a certificate whose list of names is empty.
-        made = self.ca.issue_cert("client.example", common_name=user, key_type=trustme.KeyType.RSA)
-        certificate = self.folder / f"{user}.pem"
-        key = self.folder / f"{user}-key.pem"
-        made.cert_chain_pems[0].write_to_path(certificate)
-        private = serialization.load_pem_private_key(made.private_key_pem.bytes(), None)
-        key.write_bytes(
-            private.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-        # Both drivers refuse a key that others may read.
-        key.chmod(0o600)
-        return {"sslcert": str(certificate), "sslkey": str(key)}
-
-
 @contextmanager
 def tls_postgres(
     folder: Path, *lines: str, names: Sequence[str] = ("localhost",)
@@ -113,16 +80,14 @@ def tls_postgres(
     """The DSN of the superuser of a new server with TLS, and the authority of its certificate, which
     is for these names. `lines` stand before the others of its pg_hba.conf, which take a password.
     """
-    authority = Authority(folder, trustme.CA())
-    authority.ca.cert_pem.write_to_path(authority.file)
+    authority = Authority(folder)
+    certificate, key = authority.certify("server", *names)
 
     def prepare(data: Path) -> str:
-        made = authority.ca.issue_cert(*names)
-        for pem in made.cert_chain_pems:
-            pem.write_to_path(data / "server.crt", append=True)
-        made.private_key_pem.write_to_path(data / "server.key")
-        (data / "server.key").chmod(0o600)
-        shutil.copy(authority.file, data / "ca.pem")
+        shutil.copy(certificate, data / "server.crt")
+        # With its mode: Postgres refuses a key that others may read.
+        shutil.copy(key, data / "server.key")
+        shutil.copy(authority.ca, data / "ca.pem")
         hba = "".join(f"{line}\n" for line in (*lines, "hostssl all all all scram-sha-256"))
         (data / "pg_hba.conf").write_text(hba)
         return "-c ssl=on -c ssl_ca_file=ca.pem"
@@ -130,7 +95,7 @@ def tls_postgres(
     with strict_postgres("logical", postgres_with_tls, prepare) as dsn:
         yield (
             make_conninfo(
-                dsn, host="localhost", sslmode="verify-full", sslrootcert=str(authority.file)
+                dsn, host="localhost", sslmode="verify-full", sslrootcert=str(authority.ca)
             ),
             authority,
         )

@@ -63,8 +63,8 @@ def _pass_by_tls(context: ssl.SSLContext, client: socket.socket, target: int) ->
 
 
 class Pooler(Road):
-    """A way to a Postgres that leaves out the startup parameter `options`, as a pooler does that is
-    told to ignore it.
+    """A way to a Postgres that leaves out the startup parameter `options`, as a pooler does whose
+    settings ignore it.
     """
 
     def _accept(self) -> None:

@@ -1,5 +1,5 @@
 """A Kafka for one test module that asks who its clients are: a listener with TLS and clients'
-certificates, one with TLS and SASL, and one of its own for the test.
+certificates, one with TLS and SASL, and one for the test itself.
 """
 
 import base64
@@ -95,9 +95,11 @@ class Authority:
         path.write_bytes(content)
         return path
 
-    def certify(self, name: str, *hosts: str) -> tuple[Path, Path]:
+    def certify(
+        self, name: str, *hosts: str, key_type: trustme.KeyType = trustme.KeyType.ECDSA
+    ) -> tuple[Path, Path]:
         """Write a certificate with its chain, and its key; both are in `name.pem`, too."""
-        issued = self._authority.issue_cert(*hosts, common_name=name)
+        issued = self._authority.issue_cert(*hosts, common_name=name, key_type=key_type)
         key = serialization.load_pem_private_key(
             issued.private_key_pem.bytes(), None
         ).private_bytes(
@@ -107,7 +109,8 @@ class Authority:
         )
         chain = b"".join(part.bytes() for part in issued.cert_chain_pems)
         for suffix, content in ((".crt", chain), (".key", key), (".pem", key + chain)):
-            (self.folder / f"{name}{suffix}").write_bytes(content)
+            path = self._store(f"{name}{suffix}", content)
+            path.chmod(0o600)
         return self.folder / f"{name}.crt", self.folder / f"{name}.key"
 
 

@@ -1,4 +1,4 @@
-"""Elasticsearch as a company runs it: several nodes, https with an authority of its own, users with few rights."""
+"""Elasticsearch as a company runs it: several nodes, https with its own authority, users with few rights."""
 
 import json
 import shutil

@@ -182,7 +182,7 @@ class MemoryEnds(LogEnds):
 
 
 class InProcess(LoggedRecords):
-    """Records of a log in memory. Lanes run in this process, also those of sinks that have executors."""
+    """Records of a log in memory. Lanes run in this process, also where a sink has executors."""
 
     def begin(self, sink: str) -> None:
         pass

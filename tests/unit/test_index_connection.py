@@ -122,7 +122,7 @@ def test_a_node_that_is_back_is_asked_when_the_other_goes_away(nodes: Nodes) -> 
 def test_a_node_without_its_cluster_fails_one_request(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until it is its turn again, by the clock: that stands still."""
+    """Until it is its turn again, by a clock that doesn't move."""
     monkeypatch.setattr(time, "time", NOW.timestamp)
     nodes.proxies[0].rule = lambda _: json_answer(503, {"error": {"type": "master_not_discovered"}})
     failures = 0

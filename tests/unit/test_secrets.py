@@ -66,7 +66,7 @@ VERBS = (
 )  # fmt: skip
 
 
-@pytest.fixture(params=["written in the file", "in a file of its own"])
+@pytest.fixture(params=["written in the file", "in its own file"])
 def file(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     path = tmp_path / "pipeline.yaml"
     text = FILE.replace("PATH", str(tmp_path))
