@@ -92,10 +92,18 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
         # An error is reported until the stream goes on, which may be before the next look.
         return any(state.restarts.get("failure") for state in progress)
 
-    world.sql(f"INSERT INTO items SELECT n, 0, repeat('x', 50) FROM generate_series(1, {ROWS}) n")
-    with world.running():
-        wait_until(world.progress, 60, "the streams to be at work")
-        wait_until(lost, 120, lambda: f"a stream to lose a worker: {errors}")
+    world.sql("INSERT INTO items VALUES (0, 0, '')")
+    with world.running(), closing(redis.Redis.from_url(world.cache)) as server:
+        world.settle()
+        # Until writes go on, a batch can't end, however quick the machine is.
+        server.client_pause(600_000, all=False)
+        try:
+            world.sql(
+                f"INSERT INTO items SELECT n, 0, repeat('x', 50) FROM generate_series(1, {ROWS}) n"
+            )
+            wait_until(lost, 120, lambda: f"a stream to lose a worker: {errors}")
+        finally:
+            server.client_unpause()
         world.settle()
     assert {state.state for state in world.progress().values()} == {"stopped"}
     world.assert_equal()
@@ -133,8 +141,8 @@ def assert_started_again(world: "World") -> None:
             assert "allkeys-lru" in finding["message"]
             server.config_set("maxmemory-policy", "noeviction")
             wait_until(lambda: streams[0].progress.state == "running", 60, "the stream to go on")
-            world.sql("INSERT INTO items VALUES (0, 0, '')")
-            world.wait_for("cache", ROWS + 1)
+            world.sql(f"INSERT INTO items VALUES ({ROWS + 1}, 0, '')")
+            world.wait_for("cache", ROWS + 2)
         finally:
             server.config_set("maxmemory-policy", "noeviction")
             server.close()
