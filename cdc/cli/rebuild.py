@@ -85,7 +85,8 @@ def build(
     from cdc.kafka.topic_setup import ensure_topics
     from cdc.kafka.topics import Topics
     from cdc.rebuild.build import Rebuild
-    from cdc.verify.comparison import prove
+    from cdc.verify import proof
+    from cdc.verify.comparison import Comparison, prove
     from cdc.verify.verification import verify
 
     def require_equal(candidate: "Sink", tables: "Sequence[Table]") -> None:
@@ -94,8 +95,15 @@ def build(
             if len(tables) == 1 and not sink.promotes_all_tables
             else ""
         )
+
+        def compare() -> list[Comparison]:
+            beginning = proof.begin(context.pipeline, tables, [candidate])
+            comparisons = verify(spark, context.pipeline, tables, [candidate])
+            proof.record(context.pipeline, beginning, tables, [candidate], comparisons, {})
+            return comparisons
+
         prove(
-            lambda: verify(spark, context.pipeline, tables, [candidate]),
+            compare,
             sink.name,
             f"cdc -p FILE rebuild {sink.name}{table_option}",
         )

@@ -183,6 +183,10 @@ def _views(snapshot: "Status") -> "Iterator[RenderableType]":
     yield grid
     if len(views) > len(shown):
         yield Text(f"and {len(views) - len(shown)} more, none worse: --json has all of them")
+    from cdc.observe.diagnosis import proof_sentence
+
+    if proved := proof_sentence(snapshot):
+        yield Text(call.complete_commands(proved))
 
 
 def _rank(sink: "SinkStatus", view: "ViewStatus") -> tuple[bool, bool, float, int]:

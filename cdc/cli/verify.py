@@ -2,6 +2,7 @@
 
 import re
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +42,10 @@ Sample = Annotated[
 ]
 Since = Annotated[
     str | None,
-    typer.Option(help="Only rows changed since 90s, 30m, 2h, 1d ago, or since a time with zone."),
+    typer.Option(
+        help="Only rows changed since 90s, 30m, 2h, 1d ago, since a time with zone, or since the last"
+        " `proof` of each view."
+    ),
 ]
 Rate = Annotated[
     float | None, typer.Option(help="Most rows per second to read from Postgres.", min=1)
@@ -50,6 +54,7 @@ Timeout = Annotated[float, typer.Option(help="Seconds to wait for a view that is
 Repair = Annotated[
     bool, typer.Option("--repair", help="Send rows that differ through the log again.")
 ]
+PROOF = "proof"
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
 
@@ -72,6 +77,7 @@ def verify(
     Applications may write meanwhile. Exit 8 when a view differs, 10 when some rows couldn't be
     decided, or a view couldn't be compared.
     """
+    from cdc.verify import proof
     from cdc.verify.barrier import StalledViews
     from cdc.verify.comparison import Options
     from cdc.verify.repair import repair as repair_differences
@@ -81,16 +87,21 @@ def verify(
     sinks = context.obj.sinks(sink)
     names = [destination.name for destination in sinks]
     # Before Spark starts, so that a mistake is refused at once.
-    options = Options(sample, _moment_ms(since) if since else None, rate, timeout)
+    since_ms = _moment_ms(since) if since and since != PROOF else None
+    options = Options(sample, since_ms, rate, timeout)
     tables, waiting = _select(context.obj, table, names)
     tables = table_survey.tables_in(names, tables, None if waiting else table)
     check_connector(pipeline, names, timeout)
+    beginning = proof.begin(pipeline, tables, sinks)
+    if since == PROOF:
+        options = replace(options, starts=beginning.unproved_since(tables, sinks))
     modules = [*context.obj.executors(names), "cdc.verify.census"]
     stalled = StalledViews(lambda: find_stalled(_read_progress(pipeline), tables))
     with spark_on(master, modules) as spark:
         results = verify_views(spark, pipeline, tables, sinks, options, report=say, stalled=stalled)
         if repair:
             results = repair_differences(spark, pipeline, tables, sinks, options, results)
+        proof.record(pipeline, beginning, tables, sinks, results, options.starts)
     report([*results, *waiting], as_json)
 
 
@@ -104,7 +115,8 @@ def _moment_ms(text: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise SettingsError(
-            f"{text!r} isn't a time.", hint="2h for two hours ago, or 2026-01-31T12:00+01:00"
+            f"{text!r} isn't a time.",
+            hint="2h for two hours ago, 2026-01-31T12:00+01:00, or proof",
         ) from error
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 

@@ -28,6 +28,7 @@ from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -39,10 +40,11 @@ from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Truncations
 from cdc.errors import KafkaUnavailable, ReadTimeout, SettingsError, SinkUnavailable, SourceError
 from cdc.generations.pause import read_pauses
-from cdc.generations.registry import Pause
+from cdc.generations.registry import Pause, Proof, Registry
 from cdc.kafka.log_refusals import refuse_incomparable
 from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
+from cdc.model.generation import FIRST
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres import table_survey
@@ -207,6 +209,17 @@ class View:
             return read_pauses(self._pipeline, self._kafka).get(self.sink.name)
         return None
 
+    def read_proof(self) -> Proof | None:
+        """Read how far the live generation is proved; None when it isn't. Raises ConnectorError,
+        SinkError.
+        """
+        with self._lock:
+            registry = Registry(self._pipeline, self._kafka).read()
+        proof = registry.for_sink(self.sink.name).proofs.get(self.table.qualified)
+        checkpoint = self.sink.position(self.table)
+        generation = checkpoint.generation if checkpoint else FIRST
+        return proof if proof and proof.generation == generation else None
+
     def _read_messages(self) -> None:
         end = self._kafka.ends([self._message_topic])[self._message_topic].offsets[0]
         if end == self._read_offset:
@@ -247,6 +260,17 @@ def view(path: str | Path, sink: str, table: str) -> View:
     ]
     named = table_survey.table_named(everything, table)
     return View(pipeline, destination, *table_survey.tables_in([sink], [named], table))
+
+
+def proved_through(view: View) -> datetime | None:
+    """Return the moment through which `cdc verify`, or a rebuild, has proved the view equal to its
+    source, in UTC; None when it isn't proved. It is the first time of the line that `cdc status` has.
+
+    Raises:
+        ConnectorError: Kafka can't be reached. SinkError: the sink can't.
+    """
+    proof = view.read_proof()
+    return datetime.fromtimestamp(proof.through, UTC) if proof else None
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:

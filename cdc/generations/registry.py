@@ -8,6 +8,7 @@ The topic <pipeline>.generations has, each under a key of its own:
                               until it expires
     ["claim", SINK, COMMAND]  a command works on a sink, or waits to; the first in the topic holds
                               the sink
+    ["proof", SINK, TABLE]    `Proof`: through which moment the view was proved equal to its source
     ["pause", SINK]           `Pause`: `cdc run` applies nothing to the sink until the entry is removed
     ["tick", SINK, COMMAND]   once a second: the command is alive, and its progress
 
@@ -85,6 +86,22 @@ class RetainedView:
 
 
 @dataclass(frozen=True)
+class Proof:
+    """A view was proved equal to its source `through` a moment. Every row of it was compared at
+    `complete_at` or later. Both in Unix seconds, by Postgres' clock; stored.
+
+    `generation`: the view's; what was committed later than `through` lies at or above `offsets`, by
+    partition of the topic with `topic_id`.
+    """
+
+    generation: str
+    through: float
+    complete_at: float
+    topic_id: str
+    offsets: Sequence[int]
+
+
+@dataclass(frozen=True)
 class Pause:
     """A pause of a sink: `since` when, in Unix seconds, and `by` whom. Stored."""
 
@@ -111,6 +128,8 @@ class Generations:
 
     work: Work | None = None
     retained: dict[str, RetainedView] = field(default_factory=dict)
+    """By table."""
+    proofs: dict[str, Proof] = field(default_factory=dict)
     """By table."""
     pause: Pause | None = None
     claims: dict[str, int] = field(default_factory=dict)
@@ -227,6 +246,10 @@ class Registry:
                 generations.retained.pop(fields[0], None)
                 if value:
                     generations.retained[fields[0]] = RetainedView(**value)
+            case "proof":
+                generations.proofs.pop(fields[0], None)
+                if value:
+                    generations.proofs[fields[0]] = Proof(**value)
             case "pause":
                 generations.pause = Pause(**value) if value else None
             case "claim" if value:

@@ -4,6 +4,8 @@ only.
 
 from datetime import UTC, datetime
 
+FIRST = ""
+"""The name of a view's first generation."""
 GENERATION = "%Y%m%dt%H%M%S%f"
 
 

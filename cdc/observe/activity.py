@@ -15,8 +15,9 @@ from cdc.apply.progress import WORKING, Progress, RunState
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError
-from cdc.generations.registry import GenerationBuild, Generations, Registry
+from cdc.generations.registry import GenerationBuild, Generations, Proof, Registry
 from cdc.kafka.topics import Topics, TopicsPool
+from cdc.model.generation import FIRST
 from cdc.observe.forecast import catch_up_s
 from cdc.observe.run_log import LagSample, RunTopic
 from cdc.observe.status import NEVER_RUN, BuildStatus, SinkStatus, ViewStatus
@@ -95,6 +96,7 @@ def describe_sink(
     if activity is None:
         return SinkStatus(name, views=views)
     registered = activity.generations.get(name) or Generations()
+    views = tuple(_with_proof(view, registered.proofs.get(view.table)) for view in views)
     status = _run_status(name, activity.progress.get(name), views)
     if status.state in WORKING:
         samples = activity.lags.get(name, ())
@@ -103,6 +105,14 @@ def describe_sink(
     if not (pause := registered.pause):
         return status
     return replace(status, state=RunState.PAUSED, since=pause.since, paused_by=pause.by)
+
+
+def _with_proof(view: ViewStatus, proof: Proof | None) -> ViewStatus:
+    """Add the proof of the view's live generation. One of another generation says nothing of it."""
+    is_read = view.changes is not None
+    if proof is None or not is_read or proof.generation != (view.generation or FIRST):
+        return view
+    return replace(view, proved_through=proof.through, complete_at=proof.complete_at)
 
 
 def _build_status(registered: Generations) -> BuildStatus | None:

@@ -70,6 +70,25 @@ def slow_hop(status: Status) -> str:
     return status.findings[0].sentence if status.findings else _slowest(status)
 
 
+def proof_sentence(status: Status) -> str:
+    """Say through which moment all views are proved equal to Postgres, and which never were. Empty
+    where none is.
+    """
+    views = [
+        (sink.name, view) for sink in status.sinks if sink.name != STATE for view in sink.views
+    ]
+    proved = [view.proved_through for _, view in views if view.proved_through is not None]
+    complete = [view.complete_at for _, view in views if view.complete_at is not None]
+    if not proved:
+        return ""
+    text = f"proved through {clock(min(proved))}, all rows since {clock(min(complete))}"
+    unproved = [f"{view.table} in {sink}" for sink, view in views if view.proved_through is None]
+    if not unproved:
+        return text
+    others = f" and {len(unproved) - 1} more" if len(unproved) > 1 else ""
+    return f"{text}; not proved: {unproved[0]}{others}: cdc -p FILE verify"
+
+
 def _find_source_troubles(status: Status) -> Iterator[Finding]:
     """Find what holds up changes between Postgres and Kafka. A server that couldn't be read gives
     no finding here.

@@ -54,6 +54,11 @@ GAUGES: Descriptions = {
         "sink",
         "table",
     ),
+    "cdc_view_proved_timestamp_seconds": (
+        "Through which moment the view is proved, Unix time; the worst views only.",
+        "sink",
+        "table",
+    ),
     "cdc_rebuild_up": ("1 while its command is alive.", "sink", "phase"),
     "cdc_rebuild_done_records": ("Records replayed.", "sink", "phase"),
     "cdc_rebuild_total_records": ("Records to replay.", "sink", "phase"),
@@ -149,6 +154,7 @@ def _add_sink(figures: Figures, sink: SinkStatus) -> None:
         figures.add("cdc_view_lag_seconds", view.lag_seconds, *place)
         figures.add("cdc_view_lag_records", view.lag_records, *place)
         figures.add("cdc_view_generation_timestamp_seconds", begun, *place)
+        figures.add("cdc_view_proved_timestamp_seconds", view.proved_through, *place)
     if build := sink.build:
         figures.add("cdc_rebuild_up", build.at_work, sink.name, build.phase)
         figures.add("cdc_rebuild_done_records", build.done, sink.name, build.phase)

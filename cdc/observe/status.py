@@ -78,6 +78,10 @@ class ViewStatus:
     """Records in quarantine. The view is degraded while there are any."""
     generation: str | None = None
     """The live generation: empty for the first; None when the sink holds no position."""
+    proved_through: float | None = None
+    """Unix seconds: the view was proved equal to Postgres as of then; None when it wasn't."""
+    complete_at: float | None = None
+    """Unix seconds since which every row was compared for that."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from cdc.model.finding import folded, verdict
 from cdc.model.finding_codes import CODES
 from cdc.model.generation import generation_time
 from cdc.model.wording import clock, duration, full_stopped
-from cdc.observe.diagnosis import LATE_S, slow_hop
+from cdc.observe.diagnosis import LATE_S, proof_sentence, slow_hop
 from cdc.observe.status import SinkStatus, Status, ViewStatus
 from cdc.serve.api import dashboard_of
 from cdc.serve.dashboard import Dashboard
@@ -109,6 +109,7 @@ async def overview(request: Request) -> Response:
         findings=groups[:SHOWN],
         further=len(groups) - SHOWN,
         sentence=dashboard.complete(slow_hop(status)) if status else "",
+        proof=dashboard.complete(proof_sentence(status)) if status else "",
     )
 
 

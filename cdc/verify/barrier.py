@@ -137,14 +137,21 @@ def wait_until_current(
         SinkUnavailable: a sink has been away for 10 s.
     """
     start = time.monotonic()
-    with source.connect_to_read(pipeline.source) as connection:
-        (now_ms,) = connection.execute(
-            "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
-        ).fetchone() or (0,)
+    now_ms = read_time_ms(pipeline)
     with Topics(pipeline.kafka) as kafka:
         barrier = place_barrier(pipeline, kafka, tables, now_ms, options)
     remaining_s = start + options.timeout_s - time.monotonic()
     return await_barrier(barrier, tables, sinks, replace(options, timeout_s=remaining_s))
+
+
+def read_time_ms(pipeline: Pipeline) -> float:
+    """Read the time of Postgres' clock in Unix milliseconds. Raises SourceError."""
+    with source.connect_to_read(pipeline.source) as connection:
+        row = connection.execute(
+            "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
+        ).fetchone()
+    assert row is not None
+    return float(row[0])
 
 
 def place_barrier(

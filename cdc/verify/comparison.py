@@ -15,6 +15,8 @@ PROOFS = 3
 Verdict = Literal["equal", "differs", "undecided"]
 View = tuple[str, str]
 """The names of a sink and a table."""
+Starts = Mapping[str, tuple[int, ...]]
+"""By table, an offset of each partition of its topic."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Options:
 
     sample      percent of the buckets of ids, drawn for every call; the same buckets on both sides
     since_ms    compare only rows that have a record in the log since then, Unix milliseconds
+    starts      compare only rows that have a record at or above these offsets; all rows of a table
+                that isn't in it, or has more such rows than can be compared one by one
     rate        limit of rows per second that are read from the source
     timeout_s   limit of each wait for the views
     """
@@ -31,6 +35,7 @@ class Options:
     since_ms: int | None = None
     rate: float | None = None
     timeout_s: float = 300.0
+    starts: Starts = field(default_factory=dict)
 
     @property
     def scope(self) -> str:
@@ -74,6 +79,8 @@ class Comparison:
     view_s: float = 0.0
     """Seconds that it took to read and hash either side; the source is read once for all sinks."""
     scope: str = "all rows"
+    complete: bool = True
+    """Whether all rows were compared."""
     problem: str | None = None
     """Why the view couldn't be compared, in a sentence: it waits for something."""
     hint: str | None = None

@@ -97,14 +97,14 @@ def verify(
         equal = equal_small_views(
             reader,
             pipeline.source.reader_dsn,
-            compared_tables,
+            [table for table in compared_tables if table.qualified not in options.starts],
             sinks,
             sample,
             report,
             source.setting_to_read(pipeline.source),
         )
         compared |= {
-            view: replace(comparison, scope=options.scope)
+            view: replace(comparison, scope=options.scope, complete=options.sample is None)
             for view, comparison in equal.items()
             if view not in compared
         }
@@ -208,10 +208,10 @@ class TableVerification:
         suspects: Suspects
         if ids is not None:
             suspects = {sink.name: ids for sink in self.sinks}
-        elif self.options.since_ms is None:
-            suspects = self._all_rows()
+        elif (changed_ids := self._changed_ids()) is not None:
+            suspects = self._changed_rows(changed_ids)
         else:
-            suspects = self._changed_rows(self.options.since_ms)
+            suspects = self._all_rows()
         for _ in range(MAX_ROUNDS):
             if not any(suspects.values()):
                 break
@@ -255,22 +255,39 @@ class TableVerification:
             self._comparisons[name].rechecked = len(ids)
         for comparison in self._comparisons.values():
             comparison.scope = self.options.scope
+            comparison.complete = self.options.sample is None
         return suspects
 
-    def _changed_rows(self, since_ms: int) -> Suspects:
-        listed = recent_changes.ids_since(self.spark, self.pipeline.kafka, self.table, since_ms)
+    def _changed_ids(self) -> list[str] | None:
+        """List the rows with a change that is to be compared. None: all rows are compared."""
+        kafka = self.pipeline.kafka
+        start = self.options.starts.get(self.table.qualified)
+        if self.options.since_ms is not None:
+            since_ms = self.options.since_ms
+            listed = recent_changes.ids_since(self.spark, kafka, self.table, since_ms)
+        elif start is not None:
+            logged = recent_changes.keys(self.spark, kafka, self.table, start)
+            listed = logged.select("id").distinct()
+        else:
+            return None
         ids = [row["id"] for row in listed.limit(bucket_hashes.MAX_SUSPECTS + 1).collect()]
-        if len(ids) > bucket_hashes.MAX_SUSPECTS:
+        if len(ids) <= bucket_hashes.MAX_SUSPECTS:
+            return ids
+        if self.options.since_ms is not None:
             raise SettingsError(
                 f"More than {bucket_hashes.MAX_SUSPECTS:,} rows of {self.table.qualified} have changed since then.",
                 hint="name a later time, or leave --since out: comparing all rows is faster then",
             )
+        return None
+
+    def _changed_rows(self, ids: Sequence[str]) -> Suspects:
         for sink in self.sinks:
             comparison = self._comparisons[sink.name]
             comparison.view_rows = (
                 bucket_hashes.scan(sink, self.table, self.spark, ids).count() if ids else 0
             )
             comparison.scope = f"{len(ids)} rows that changed"
+            comparison.complete = False
         return {sink.name: ids for sink in self.sinks}
 
     def _compare(self, suspects: Suspects | None, buckets: Sequence[str] = ()) -> Suspects:

@@ -13,7 +13,13 @@ An application calls these functions to [read its own writes](../use/read-your-w
 Errors are classes of `cdc.errors` ([exit codes](../operate/exit-codes.md) lists them). `python -m docs.generate` makes
 this page from the code, and a test compares the two.
 """
-PUBLIC = (client.view, client.token, client.wait_for, client.View.close)
+PUBLIC = (
+    client.view,
+    client.token,
+    client.wait_for,
+    client.proved_through,
+    client.View.close,
+)
 
 
 def page() -> str:

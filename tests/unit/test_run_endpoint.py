@@ -27,7 +27,11 @@ from tests.support.pages import ROOT
 GENERATION = "20261126t120000000000"
 VIEWS = tuple(
     ViewStatus(
-        f"public.t{number}", number, float(number), generation=GENERATION if number > 497 else ""
+        f"public.t{number}",
+        number,
+        float(number),
+        generation=GENERATION if number > 497 else "",
+        proved_through=1000.0 if number > 497 else None,
     )
     for number in range(500)
 )
@@ -99,6 +103,7 @@ def test_each_hop_has_its_numbers(endpoint: RunEndpoint) -> None:
     assert values['cdc_batch_phase_seconds_total{phase="apply",sink="cache"}'] == 2.5
     begun = 'cdc_view_generation_timestamp_seconds{sink="cache",table="public.t499"}'
     assert values[begun] == generation_time(GENERATION)
+    assert values['cdc_view_proved_timestamp_seconds{sink="cache",table="public.t499"}'] == 1000
     assert values['cdc_rebuild_done_records{phase="replay",sink="cache"}'] == 3
     assert values['cdc_rebuild_total_records{phase="replay",sink="cache"}'] == 9
     risk = 'cdc_findings{code="slot-at-risk",hop="Postgres",severity="warning"}'
@@ -110,6 +115,7 @@ def test_of_500_tables_only_the_worst_have_series(endpoint: RunEndpoint) -> None
     assert values['cdc_view_lag_seconds{sink="cache",table="public.t499"}'] == 499
     assert len([name for name in values if name.startswith("cdc_view_lag")]) == 100
     assert len([name for name in values if name.startswith("cdc_view_generation")]) == 2
+    assert len([name for name in values if name.startswith("cdc_view_proved")]) == 2
     assert len(values) < 150
 
 

@@ -25,7 +25,7 @@ from cdc.model.wording import clock
 from cdc.observe import collection
 from cdc.observe.activity import LookConnections, stands_s
 from cdc.observe.collection import collect
-from cdc.observe.diagnosis import diagnose, document, slow_hop
+from cdc.observe.diagnosis import diagnose, document, proof_sentence, slow_hop
 from cdc.observe.registration_findings import find_registration_troubles
 from cdc.observe.status import (
     ClockStatus,
@@ -482,3 +482,18 @@ def test_the_fix_of_a_view_at_risk_starts_no_second_run(
 
 if __name__ == "__main__":
     SENTENCES.write_text(sentences())
+
+
+def test_the_views_are_proved_through_the_moment_of_the_one_that_was_proved_first() -> None:
+    proved = ViewStatus("public.a", proved_through=2000.0, complete_at=1500.0)
+    older = ViewStatus("public.b", proved_through=1800.0, complete_at=1800.0)
+    status = Status("shop", sinks=(SinkStatus("cache", views=(proved, older)),))
+    assert proof_sentence(status) == (
+        f"proved through {clock(1800.0)}, all rows since {clock(1500.0)}"
+    )
+    never = SinkStatus("search", views=(ViewStatus("public.a"), ViewStatus("public.b")))
+    unproved = replace(status, sinks=(*status.sinks, never))
+    assert proof_sentence(unproved).endswith(
+        "; not proved: public.a in search and 1 more: cdc -p FILE verify"
+    )
+    assert not proof_sentence(replace(status, sinks=(never,)))
