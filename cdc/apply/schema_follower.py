@@ -134,13 +134,9 @@ class SchemaFollower:
         }
         never_sent = set(excluded) - set(captured.withdrawn)
         lost = former - {column.name for column in table.columns} - never_sent
-        return replace(
-            table,
-            reshaped=bool(lost or captured.withdrawn),
-            # As of the file, which may have been read while Postgres was away.
-            unlisted_by=self._pipeline.unlisted_by(name),
-            projections=self._pipeline.projections(name),
-        )
+        # By the file, which may have been read while Postgres was away.
+        of_file = table_survey.for_sinks(table, self._pipeline)
+        return replace(of_file, reshaped=bool(lost or captured.withdrawn))
 
     def _vanished_tables(self, results: Sequence[Consequence]) -> dict[str, list[str]]:
         latest = {result.table: result for result in results}

@@ -7,20 +7,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Group
 
 from cdc.cli.console import Json, answer, call
+from cdc.cli.screen import Grid
+from cdc.model.table import Projection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cdc.config.settings import Pipeline
-    from cdc.control.change_plan import Plan, Refusal
+    from cdc.control.change_plan import Plan, PlannedView, Refusal
     from cdc.kafka.topics import Topics
     from cdc.model.table import Table
     from cdc.postgres.source import Connection
     from cdc.runtime.context import Context
     from cdc.sink.contract import Sink
 
+MOST_ALIKE = 10
+"""Views of a sink with the same columns, rows and change that have a row each."""
 IDLE = """
 SELECT h.pipeline::text FROM cdc.heartbeat h JOIN pg_replication_slots s ON s.slot_name = h.pipeline
 WHERE NOT s.active AND s.database = current_database() AND h.pipeline <> %s ORDER BY 1
@@ -34,7 +39,23 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
     refuse.
     """
     change_plan = _make_plan(context.obj.from_catalog())
-    answer(as_json, change_plan, call.complete_commands("\n".join(lines(change_plan))))
+    text = call.complete_commands("\n".join(lines(change_plan)))
+    if change_plan.listed:
+        return answer(as_json, change_plan, Group(text, "", what_goes_where(change_plan.listed)))
+    return answer(as_json, change_plan, text)
+
+
+def what_goes_where(views: "Sequence[PlannedView]") -> Grid:
+    """Format the views of sinks that have lists. Many of a sink that are alike share a row."""
+    grid = Grid("sink", "table", "columns", "rows", "change")
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for view in views:
+        alike.setdefault((view.sink, view.columns, view.rows, view.effect), []).append(view.table)
+    for (sink, *shown), tables in alike.items():
+        many = len(tables) > MOST_ALIKE
+        for table in [f"{tables[0]} and {len(tables) - 1} more"] if many else tables:
+            grid.add_row(sink, table, *shown)
+    return grid
 
 
 def lines(change_plan: "Plan") -> "Iterator[str]":
@@ -89,7 +110,7 @@ def _make_plan(context: "Context") -> "Plan":
         Topics(pipeline.kafka) as kafka,
         Connect(pipeline.connect) as connect,
     ):
-        survey = table_survey.survey(conn, pipeline, context.refusals)
+        survey = table_survey.survey(conn, pipeline)
         views = examine_views(conn, pipeline, survey)
         troubles += [*survey.refused.values(), *views.refused.values()]
         if pipeline.views:
@@ -146,6 +167,7 @@ def _make_plan(context: "Context") -> "Plan":
             {table.qualified: settings[table.topic] for table in tables},
             [*map(Refusal.of, troubles), *shapes],
             catalog.find_tables(conn, pipeline).left_out,
+            _listed(pipeline, tables),
         )
         return compare(current, requested)
 
@@ -177,6 +199,35 @@ def _kept(sink: "Sink", tables: "Sequence[Table]") -> "Iterator[str]":
                 yield f"{table.qualified} in {sink.name}"
 
 
+def _listed(pipeline: "Pipeline", tables: "Sequence[Table]") -> "list[PlannedView]":
+    """What the sinks that have a list have of each table."""
+    from cdc.control.change_plan import PlannedView
+
+    views = []
+    for sink, settings in pipeline.sinks.items():
+        for table in [] if settings.tables is None else tables:
+            if table.is_in(sink):
+                projection = table.projections.get(sink) or Projection()
+                columns = _columns(table.for_sink(sink), projection)
+                rows = projection.where or "all"
+                views.append(PlannedView(sink, table.qualified, columns, rows))
+    return views
+
+
+def _columns(table: "Table", projection: Projection) -> str:
+    """Name the columns of a sink's table: id, amount as total; or all but note, amount as total."""
+    names = {
+        column.source_name: f"{column.renamed_from} as {column.name}"
+        if column.renamed_from
+        else column.name
+        for column in table.columns
+    }
+    if projection.columns is not None:
+        return ", ".join(names.values())
+    kept = f"all but {', '.join(projection.exclude)}" if projection.exclude else "all"
+    return ", ".join([kept, *(names.get(name, name) for name in projection.rename)])
+
+
 def _views(
     sinks: "Sequence[Sink]",
     pipeline: "Pipeline",
@@ -189,6 +240,7 @@ def _views(
     from cdc.errors import CdcError
     from cdc.kafka.log_continuity import Continuity
     from cdc.kafka.log_refusals import Discontinued
+    from cdc.model.column_names import refusal_error
     from cdc.postgres.table_survey import tables_in
     from cdc.sink.contract import FitChecker, SchemaMismatch, positions, require_same_shape
 
@@ -205,6 +257,9 @@ def _views(
         for table in own:
             stored = stored_positions[table.qualified]
             view[table.qualified] = stored is not None
+            if unheld := refusal_error(table, sink.refusals, sink.name):
+                view[table.qualified] = Refusal.of(unheld)
+                continue
             try:
                 if table.topic in existing:
                     continuity.refuse(sink.name, table, stored)

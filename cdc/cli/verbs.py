@@ -250,6 +250,9 @@ def _capturable(context: Context, *, starts_over: bool) -> Context:
         for described in capturable.tables:
             for sink in described.misnamed:
                 require_known_columns(described, sink)
+        for refusal in capturable.unheld():
+            # The other sinks have the table, and `cdc run` sets it aside in this one.
+            say(f"{refusal.message} {call.complete_commands(refusal.hint)}")
         for advice in [] if left_out else capturable.check_views(connection):
             say(advice)
     return capturable

@@ -243,6 +243,7 @@ def documents(table: Table) -> Work:
             ):
                 try:
                     change = decoder.decode(table.topic, key, value)
+                    change = decoder.select(table.topic, change)
                     rows.append((change.id, None if change.row is None else document(change.row)))
                 except Unreadable:
                     continue

@@ -27,6 +27,16 @@ class EventChanged(Unreadable):
         return EventChanged, ()
 
 
+class Undecided(Unreadable):
+    """A record lacks a value that the sink's condition on rows needs."""
+
+    def __init__(self) -> None:
+        super().__init__("the log doesn't carry a value that the sink's `where` needs")
+
+    def __reduce__(self) -> tuple[type["Undecided"], tuple[()]]:
+        return Undecided, ()
+
+
 class ValueNotRepresentable(Unreadable):
     """A value that a view has no way to hold, or that the connector has damaged; column is
     schema.table.name (type).

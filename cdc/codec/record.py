@@ -5,16 +5,17 @@ import re
 import uuid
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import md5
 from typing import NamedTuple
 
 import msgspec
 
 from cdc.codec.members import NULL, joined, members
-from cdc.codec.problem import EventChanged, Unreadable, ValueNotRepresentable
+from cdc.codec.problem import EventChanged, Undecided, Unreadable, ValueNotRepresentable
 from cdc.codec.table import NO_KEY, codec, document_words
 from cdc.codec.types import kind
-from cdc.model.table import Table
+from cdc.model.table import RowCondition, Table
 
 __all__ = ["Change", "RecordDecoder", "Unreadable", "ValueNotRepresentable"]
 
@@ -51,10 +52,14 @@ class Change(msgspec.Struct, gc=False):
     of delete.
     """
     missing: tuple[str, ...]
-    """The columns whose value the record doesn't carry; none when it carries all."""
+    """The columns whose value the record doesn't carry, by their names in the view; none when it carries
+    all.
+    """
     lsn: int | None
     commit_us: int | None
     """Microseconds since 1970."""
+    undecided: bool = False
+    """Whether the record lacks a value that the condition of the table's rows needs."""
 
 
 class _Source(msgspec.Struct, gc=False):
@@ -79,12 +84,13 @@ _NOWHERE = _Source()
 class _Topic:
     """Whatever decoding needs of a table, prepared once for all of its records."""
 
-    __slots__ = ("carried", "events", "name", "row_id", "schema", "table")
+    __slots__ = ("carried", "events", "meets", "name", "row_id", "schema", "table")
 
     def __init__(self, table: Table, placeholder: str) -> None:
         self.row_id = codec(table).row_id
         self.carried = Placeholder(placeholder, table).carried
         self.events = table.events
+        self.meets = None if table.where is None else _check_of(table, table.where)
         self.name = table.topic
         # The connector names topics after tables. A table with another topic is compared by the end
         # of its topic's name.
@@ -137,6 +143,7 @@ class RecordDecoder:
         op = event.op
         row = None
         missing: tuple[str, ...] = ()
+        undecided = False
         if op in WRITES:
             row = bytes(event.after)
             if row[:1] != b"{":
@@ -144,7 +151,7 @@ class RecordDecoder:
             # A snapshot selects its rows, so it has all values; a placeholder in one is the user's own
             # text. A create need not: an update of a key becomes a delete and a create.
             if op != SNAPSHOT and (carried := table.carried(row)):
-                row, missing = carried
+                row, missing, undecided = carried
         elif op != DELETE:
             raise Unreadable(
                 "its value is no change event" if op is None else "its operation is unknown"
@@ -154,7 +161,24 @@ class RecordDecoder:
         if op == "u" and table.events:
             raise EventChanged
         lsn = source.lsn if source.lsn is not None else _lsn(source.sequence)
-        return Change(row_id, op, row, missing, lsn, source.ts_us)
+        return Change(row_id, op, row, missing, lsn, source.ts_us, undecided)
+
+    def select(self, topic: str, change: Change) -> Change:
+        """Return a change as the view has it: a row that doesn't meet the view's condition is deleted
+        there.
+
+        Raises:
+            Undecided: the record lacks a value of the condition. Unreadable: one is none of its
+                column's type.
+        """
+        meets = self._topics[topic].meets
+        if meets is None or change.row is None:
+            return change
+        if change.undecided:
+            raise Undecided
+        if meets(change.row):
+            return change
+        return Change(change.id, DELETE, None, (), change.lsn, change.commit_us)
 
     def row_id(self, topic: str, key: bytes | None) -> str | None:
         """Return the id of the row that a key names; None when the key isn't one of the topic's
@@ -168,6 +192,14 @@ class RecordDecoder:
             return table.row_id(key)
         except Unreadable:
             return None
+
+
+def _check_of(table: Table, where: RowCondition) -> Callable[[bytes], bool]:
+    """Build the check whether the connector's JSON of a row meets a condition. NULL isn't true."""
+    columns = replace(table, columns=where.columns, reshaped=True, where=None)
+    values = codec(columns).row_values
+    evaluate = where.expression.evaluate
+    return lambda row: evaluate(values(row)) is True
 
 
 def _validate(key: bytes, value: bytes | None) -> None:
@@ -194,12 +226,13 @@ def _lsn(sequence: str | None) -> int | None:
 
 
 class CarriedRow(NamedTuple):
-    """A row with null in the place of every placeholder, and the names of the columns that had
-    one.
+    """A row with null in the place of every placeholder; the columns that had one, by their names in
+    the view; and whether the condition of the table's rows reads one that had.
     """
 
     row: bytes
     missing: tuple[str, ...]
+    undecided: bool
 
 
 class Placeholder:
@@ -224,7 +257,9 @@ class Placeholder:
         other_marks = () if text_only else (encoded, uuid_text, _compact(list(raw))[1:-1])
         self._other_marks = tuple(map(_finder, other_marks))
         self._reshaped = table.reshaped
-        self._names = frozenset(column.name for column in table.columns)
+        self._names = {column.source_name: column.name for column in table.columns}
+        conditional = table.where.columns if table.where else ()
+        self._conditional = frozenset(column.source_name for column in conditional)
 
     def carried(self, row: bytes) -> CarriedRow | None:
         """Replace placeholders in a row; None when it carries every value.
@@ -242,8 +277,13 @@ class Placeholder:
         if not masked:
             return None
         # Views leave out columns that a reshaped table has no more, so these need no value.
-        missing = tuple(name for name in masked if name in self._names or not self._reshaped)
-        return CarriedRow(joined({**values, **dict.fromkeys(masked, NULL)}), missing)
+        missing = tuple(
+            self._names.get(name, name)
+            for name in masked
+            if name in self._names or not self._reshaped
+        )
+        undecided = not self._conditional.isdisjoint(masked)
+        return CarriedRow(joined({**values, **dict.fromkeys(masked, NULL)}), missing, undecided)
 
 
 def _finder(mark: str) -> Callable[[bytes], object]:

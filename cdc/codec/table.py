@@ -4,6 +4,7 @@ warehouse.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ Read = Callable[[bytes], Sequence[Any]]
 UNNAMEABLE = re.compile(r'["\\\x00-\x1f]')
 """Characters that a msgspec field's name can't have."""
 NULL_TEXT = bytes(NULL)
+_values = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 
 
 @cache
@@ -105,6 +107,14 @@ class TableCodec:
                 return self._template % tuple(self._document_values(row))
         return row.replace(b"\n", b" ") if b"\n" in row else row
 
+    def row_values(self, row: bytes) -> dict[str, Any]:
+        """Decode the document of a row: values by column, numbers with a fraction as Decimal.
+
+        Raises as `document` does.
+        """
+        values: dict[str, Any] = _values(self.document(row))
+        return values
+
     def _document_values(self, row: bytes) -> list[Any]:
         try:
             values = list(self._members(row))
@@ -127,7 +137,7 @@ class TableCodec:
 
     @cached_property
     def schema(self) -> "pa.Schema":
-        """Columns of the warehouse, with the names of the table's."""
+        """Columns of the warehouse, with the names that it has for them."""
         import pyarrow as pa
 
         return pa.schema(
@@ -213,16 +223,16 @@ class TableCodec:
         if column_kind(column).is_damaged(value):
             return self._damaged(column)
         return ValueNotRepresentable(
-            f"the warehouse can not hold its {column.name}", self._describe(column)
+            f"the warehouse can not hold its {column.source_name}", self._describe(column)
         )
 
     def _damaged(self, column: Column) -> ValueNotRepresentable:
         return ValueNotRepresentable(
-            f"the connector has damaged its {column.name}", self._describe(column)
+            f"the connector has damaged its {column.source_name}", self._describe(column)
         )
 
     def _describe(self, column: Column) -> str:
-        return f"{self.table.qualified}.{column.name} ({column.type})"
+        return f"{self.table.qualified}.{column.source_name} ({column.type})"
 
     @cached_property
     def _key_values(self) -> Read:
@@ -239,7 +249,7 @@ class TableCodec:
     @cached_property
     def _members(self) -> Read:
         """Reader of a row for a document; values that need no conversion stay text."""
-        kinds = {column.name: column_kind(column) for column in self._columns}
+        kinds = {column.source_name: column_kind(column) for column in self._columns}
         return reader(
             {
                 name: type_codec.wire if type_codec.is_converted else msgspec.Raw
@@ -249,7 +259,7 @@ class TableCodec:
 
     @cached_property
     def _column_values(self) -> Read:
-        kinds = {column.name: column_kind(column) for column in self.table.columns}
+        kinds = {column.source_name: column_kind(column) for column in self.table.columns}
         return reader(
             {name: type_codec.within or type_codec.wire for name, type_codec in kinds.items()}
         )
@@ -264,7 +274,7 @@ class TableCodec:
 
     @property
     def _wires(self) -> dict[str, Any]:
-        return {column.name: column_kind(column).wire for column in self.table.columns}
+        return {column.source_name: column_kind(column).wire for column in self.table.columns}
 
 
 def document_words(table: Table) -> list[bytes] | None:

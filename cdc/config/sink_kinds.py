@@ -17,9 +17,12 @@ from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import Section
 from cdc.config.source_settings import TABLE, by_name, check_pattern, matches
 from cdc.errors import SettingsError
+from cdc.model.column_names import PIPELINE_PREFIX
 from cdc.model.table import Projection
 
 GROUP = "cdc.sinks"
+LISTED_SETTINGS = ("columns", "exclude", "rename", "where")
+"""Of a table that a sink lists."""
 TRIGGER = (
     "The seconds between the starts of two batches. Up to 2 s they start at multiples of it, so that sinks"
     " with the same interval can share a small batch. While 10,000 changes or more wait, the next batch"
@@ -36,6 +39,11 @@ class ListedTable(Section):
     """The columns that the sink has, beside the key; all of them without it."""
     exclude: tuple[str, ...] = ()
     """Columns that the sink doesn't have."""
+    rename: dict[str, str] = Field(default={}, examples=["{amount: total}"])
+    """Names that the sink has for columns, by the table's own. A row's id stays what it is."""
+    where: str | None = Field(default=None, min_length=1, examples=["deleted_at IS NULL"])
+    """The condition of the rows that the sink has, in the language of a view's conditions. It may read columns
+    that the sink doesn't have."""
 
     @field_validator("table")
     @classmethod
@@ -44,10 +52,11 @@ class ListedTable(Section):
 
     @model_validator(mode="after")
     def _check_columns(self) -> "ListedTable":
-        if "*" in self.table and (self.columns is not None or self.exclude):
+        given = [name for name in LISTED_SETTINGS if name in self.model_fields_set]
+        if "*" in self.table and given:
             raise InvalidSetting(
-                "columns and exclude are a single table's, not a pattern's",
-                f"list that table as well: [{self.table}, {{table: schema.table, exclude: [column]}}]",
+                f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} a single table's, not a pattern's",
+                f"list that table as well: [{self.table}, {{table: schema.table, {given[0]}: ...}}]",
             )
         if self.columns is not None and self.exclude:
             raise InvalidSetting(
@@ -55,12 +64,25 @@ class ListedTable(Section):
             )
         return self
 
+    @field_validator("rename")
+    @classmethod
+    def _check_rename(cls, rename: dict[str, str]) -> dict[str, str]:
+        for column, name in rename.items():
+            if not name or name.lower().startswith(PIPELINE_PREFIX):
+                raise InvalidSetting(
+                    f"a name isn't empty and doesn't begin with {PIPELINE_PREFIX}, as the pipeline's own do",
+                    f"for example: {{{column}: total}}",
+                    (column,),
+                )
+        return rename
+
     @property
     def projection(self) -> Projection | None:
-        """The columns that the sink has; None for all."""
-        if self.columns is None and not self.exclude:
+        """What the sink has of the table; None for all of it, by its own names."""
+        rename = {column: name for column, name in self.rename.items() if name != column}
+        if self.columns is None and not self.exclude and not rename and not self.where:
             return None
-        return Projection(self.columns, self.exclude)
+        return Projection(self.columns, self.exclude, rename, self.where)
 
 
 class SinkSettings(Section):
@@ -105,7 +127,7 @@ class SinkSettings(Section):
         return self.tables is None or any(matches(entry.table, table) for entry in self.tables)
 
     def projection(self, table: str) -> Projection | None:
-        """The columns that the sink has of a captured table; None for all."""
+        """What the sink has of a captured table; None for all of it, by its own names."""
         entries = (entry for entry in self.tables or () if entry.table == table)
         return next((entry.projection for entry in entries), None)
 

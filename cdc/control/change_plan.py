@@ -7,7 +7,8 @@ Invariant: a verb's refusal appears here in the same words, because it comes fro
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import CdcError
@@ -28,6 +29,27 @@ class Refusal:
     @classmethod
     def of(cls, error: CdcError) -> "Refusal":
         return cls(error.message, error.hint)
+
+
+Effect = Literal["nothing", "made", "rows sent again", "rebuild", "refused", "not known"]
+
+
+@dataclass(frozen=True)
+class PlannedView:
+    """What a sink has of a table, and what the plan means for its view.
+
+    columns  of the table, and the sink's other names for them
+    rows     the condition that they meet
+    effect   made: by `cdc run`, from the first record on. rebuild: the view stays as it is until `cdc rebuild`.
+             refused: it stays as it is until the file or the table is changed. not known: the sink
+             can't be asked
+    """
+
+    sink: str
+    table: str
+    columns: str
+    rows: str
+    effect: Effect = "nothing"
 
 
 @dataclass(frozen=True)
@@ -61,6 +83,8 @@ class RequestedState:
     """Settings of topics, by the table or the view of several tables."""
     refused: Sequence[Refusal] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    listed: Sequence[PlannedView] = ()
+    """What sinks with a list have, of whatever effect."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +102,8 @@ class Plan:
     """Views that nobody updates, since the file doesn't give them to their sinks any more."""
     idle: tuple[str, ...] = ()
     """Pipelines that may be this one under a former name."""
+    listed: tuple[PlannedView, ...] = ()
+    """What goes where: the views of sinks that have a list."""
 
     @property
     def empty(self) -> bool:
@@ -105,7 +131,23 @@ def plan(current: CurrentState, requested: RequestedState) -> Plan:
         requested.left_out,
         tuple(current.kept),
         tuple(current.idle) if current.config is None else (),
+        tuple(replace(view, effect=_effect(view, current, requested)) for view in requested.listed),
     )
+
+
+def _effect(planned: PlannedView, current: CurrentState, requested: RequestedState) -> Effect:
+    views = current.views.get(planned.sink, {})
+    view = views.get(planned.table)
+    if isinstance(view, Refusal):
+        return "rebuild" if f" rebuild {planned.sink} " in f"{view.hint} " else "refused"
+    if view is None:
+        return "not known"
+    registered = current.registration.tables if current.registration else {}
+    was = registered.get(planned.table)
+    now = requested.tables.get(planned.table)
+    if was and now and _table_lines(planned.table, was, now):
+        return "rows sent again"
+    return "nothing" if view else "made"
 
 
 def _register_lines(current: CurrentState, requested: RequestedState) -> list[str]:

@@ -5,15 +5,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from cdc.codec.table import codec
 from cdc.config.view_settings import ENDS
 from cdc.documents.plan import LISTED, Aggregate, StatePlan, Tally, Totals, narrowed, tally_of
-from cdc.documents.rows import NULL_LAST, amounts, document_values, meeting
-from cdc.documents.scalar.amounts import EXACT, INTEGERS, count_amounts, total, trimmed
-from cdc.documents.scalar.operators import Term
-from cdc.documents.scalar.ordering import sort_key
-from cdc.documents.scalar.type_groups import group
+from cdc.documents.rows import NULL_LAST, amounts, meeting
 from cdc.documents.state import Place, Span, State, scan_spans
 from cdc.model.table import Table
+from cdc.scalar.amounts import EXACT, INTEGERS, count_amounts, total, trimmed
+from cdc.scalar.operators import Term
+from cdc.scalar.ordering import sort_key
+from cdc.scalar.type_groups import group
 
 
 def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, int]) -> Any:
@@ -216,7 +217,7 @@ class Numbers:
     def _values_of(self, part: Aggregate, ids: Collection[str]) -> dict[str, Mapping[str, Any]]:
         table = narrowed(self._table, [part.argument])
         rows = self._state.rows(self._name, ids)
-        return {row_id: document_values(row.row, table) for row_id, row in rows.items()}
+        return {row_id: codec(table).row_values(row.row) for row_id, row in rows.items()}
 
 
 def _with_value(text: str) -> Span:

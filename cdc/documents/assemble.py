@@ -18,16 +18,15 @@ from cdc.documents.plan import Listing, Node, StatePlan, View, is_key, narrowed
 from cdc.documents.rows import (
     Entries,
     StoredRow,
-    document_values,
     meeting,
     place_text,
     value_reader,
 )
-from cdc.documents.scalar.instants import FIRST, LAST, instant_of, order_of, text_of
-from cdc.documents.scalar.operators import NOW, Term, next_change
-from cdc.documents.scalar.ordering import code_points
 from cdc.documents.state import Place, Span, State, scan_spans
 from cdc.model.table import Table
+from cdc.scalar.instants import FIRST, LAST, instant_of, order_of, text_of
+from cdc.scalar.operators import NOW, Term, next_change
+from cdc.scalar.ordering import code_points
 
 NO_CLOCK: Mapping[str, str] = {}
 Member = tuple[str, bytes]
@@ -186,7 +185,7 @@ def _matching(
     if condition is None:
         return dict(rows)
     table = narrowed(table, condition.columns)
-    values = {row_id: {**clock, **document_values(row.row, table)} for row_id, row in rows.items()}
+    values = {row_id: {**clock, **codec(table).row_values(row.row)} for row_id, row in rows.items()}
     if due is not None:
         note_due(condition, values, due)
     return {row_id: rows[row_id] for row_id in meeting(condition, values)}
@@ -327,7 +326,7 @@ def _sort(
     listing = Listing((), None, node.order_by)
     table = narrowed(node.table, [order.column for order in node.order_by])
     places = {
-        row_id: f"{place_text(listing, table, document_values(row.row, table))} {row_id}".encode()
+        row_id: f"{place_text(listing, table, codec(table).row_values(row.row))} {row_id}".encode()
         for row_id, row in rows.items()
     }
     for ids in ids_by_parent.values():
@@ -345,7 +344,7 @@ def _add_numbers(
     columns = {part.argument for part in node.aggregates if part.argument}
     columns |= {name for part in node.aggregates if part.filter for name in part.filter.columns}
     table = narrowed(node.table, columns)
-    values = {row_id: document_values(row.row, table) for row_id, row in rows.items()}
+    values = {row_id: codec(table).row_values(row.row) for row_id, row in rows.items()}
     aggregates = RowAggregates(node.aggregates, node.table, values)
     for parent_id, parent_numbers in numbers.items():
         totals = aggregates.over(ids_by_parent.get(parent_id, ()))

@@ -32,8 +32,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cdc.documents.plan import FINAL, WINDOW_END, WINDOW_START, View, Window
-from cdc.documents.scalar.instants import microseconds
 from cdc.documents.state import Pane
+from cdc.scalar.instants import microseconds
 
 SAID = b"final"
 """What the state has in place of a digest where the topic has the last document of a window."""

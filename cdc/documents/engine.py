@@ -27,7 +27,6 @@ from cdc.control.heartbeat import last_heartbeat
 from cdc.documents.needs import all_needs, require_room, topic_ids
 from cdc.documents.plan import StatePlan, View
 from cdc.documents.resolve import Resolution
-from cdc.documents.scalar.instants import FIRST
 from cdc.documents.state import State, StateSink, Turn
 from cdc.documents.tables import Waiting, waiting
 from cdc.documents.tasks import Emission, Report, mark, read_report
@@ -36,6 +35,7 @@ from cdc.kafka.log_refusals import missing_topic
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
+from cdc.scalar.instants import FIRST
 from cdc.sink.contract import positions as checkpoints
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from cdc.codec.members import encode
+from cdc.codec.table import codec
 from cdc.documents.aggregates import Numbers, RowAggregates
 from cdc.documents.assemble import Document, Slice, note_due
 from cdc.documents.closing import ClosedWindow
@@ -30,11 +31,11 @@ from cdc.documents.plan import (
     Window,
     narrowed,
 )
-from cdc.documents.rows import LISTING, TALLY, Entries, document_values, join_text, meeting
-from cdc.documents.scalar.instants import FIRST, LAST, instant_of, microseconds, order_of, text_of
-from cdc.documents.scalar.operators import NOW
-from cdc.documents.scalar.type_groups import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
+from cdc.documents.rows import LISTING, TALLY, Entries, join_text, meeting
 from cdc.documents.state import SPAN_PAGE, Pane, Span, State
+from cdc.scalar.instants import FIRST, LAST, instant_of, microseconds, order_of, text_of
+from cdc.scalar.operators import NOW
+from cdc.scalar.type_groups import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
 
 FIRST_PAGE = 20
 """Places that are read of a run at first; each further page is twice as long, up to `SPAN_PAGE`."""
@@ -343,7 +344,7 @@ class Sessions:
         ids = {row_id for run in runs.values() for row_id in run.ids}
         stored = self._state.rows(self._name, ids)
         table = narrowed(self._table, columns)
-        values = {row_id: document_values(row.row, table) for row_id, row in stored.items()}
+        values = {row_id: codec(table).row_values(row.row) for row_id, row in stored.items()}
         aggregates = RowAggregates(self._grouping.aggregates, self._table, values)
         return {begin: (run.end, aggregates.over(run.ids)) for begin, run in runs.items()}
 

@@ -18,10 +18,10 @@ from itertools import chain
 from typing import TypeVar
 
 from cdc.config.view_settings import ENDS, SCHEMA, Function, Order, TimeKind
-from cdc.documents.scalar.amounts import INTEGERS
-from cdc.documents.scalar.operators import Term
-from cdc.documents.scalar.type_groups import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
 from cdc.model.table import Column, Table
+from cdc.scalar.amounts import INTEGERS
+from cdc.scalar.operators import Term
+from cdc.scalar.type_groups import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
 
 T = TypeVar("T")
 Values = tuple[Term, ...]

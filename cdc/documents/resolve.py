@@ -4,7 +4,8 @@ them. What can't be kept right is refused, with its line in the file.
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import NamedTuple
@@ -42,10 +43,12 @@ from cdc.documents.plan import (
     View,
     Window,
 )
-from cdc.documents.scalar.instants import EPOCH
-from cdc.documents.scalar.operators import Term, quoted_name
-from cdc.documents.scalar.parser import UnknownColumn, parse
-from cdc.documents.scalar.type_groups import (
+from cdc.errors import SettingsError
+from cdc.model.table import Column, Table
+from cdc.scalar.instants import EPOCH
+from cdc.scalar.operators import Term, quoted_name
+from cdc.scalar.parser import UnknownColumn, parse, parse_condition, parse_over
+from cdc.scalar.type_groups import (
     BOOLEAN,
     ENUM,
     INTEGERS,
@@ -59,8 +62,6 @@ from cdc.documents.scalar.type_groups import (
     group,
     is_ordered,
 )
-from cdc.errors import SettingsError
-from cdc.model.table import Column, Table
 
 Keys = tuple[str, ...]
 OPERATORS = re.compile(r"[-+*/%|&<>=():,]")
@@ -437,37 +438,19 @@ class _Resolver:
             f"did you mean {near[0]}?" if near else f"its columns: {', '.join(captured)}",
         )
 
-    def _expression(self, table: Table, text: str, keys: Keys, *, has_clock: bool = False) -> Term:
-        """Parse an expression; a column's name needn't be written as SQL has it."""
-        types = {column.name: column.type for column in table.columns}
+    def _expression(self, table: Table, text: str, keys: Keys) -> Term:
+        with self._placed(table, keys):
+            return parse_over(table, text)
+
+    @contextmanager
+    def _placed(self, table: Table, keys: Keys) -> Iterator[None]:
+        """Give what the parser refuses its line in the file."""
         try:
-            term = (
-                Term("column", group(types[text]), (), text)
-                if text in types
-                else parse(text, types, has_clock=has_clock)
-            )
-        except UnknownColumn as error:
-            self._require_column(table, error.name, keys)
-            raise
+            yield
         except InvalidSetting as error:
+            if isinstance(error, UnknownColumn):
+                self._require_column(table, error.name, keys)
             raise self.pipeline.mistake(keys, str(error), error.hint) from None
-        self._require_labels(table, term, keys)
-        return term
-
-    def _require_labels(self, table: Table, term: Term, keys: Keys) -> None:
-        """Refuse to compare an enum with a text that isn't one of its labels, as Postgres does.
-
-        If a label were renamed, a condition with its old name would let through what it hid.
-        """
-        for column, text in term.compared_labels():
-            labels = table.labels.get(column, (text,))
-            if text not in labels:
-                near = difflib.get_close_matches(text, labels, n=1)
-                raise self.pipeline.mistake(
-                    keys,
-                    f"{table.qualified}.{column} has no label '{text}'",
-                    f"did you mean '{near[0]}'?" if near else f"its labels: {', '.join(labels)}",
-                )
 
     def _condition(
         self, table: Table, text: str | None, keys: Keys, *, has_clock: bool = False
@@ -475,11 +458,8 @@ class _Resolver:
         return None if text is None else self._met(table, text, keys, has_clock=has_clock)
 
     def _met(self, table: Table, text: str, keys: Keys, *, has_clock: bool = False) -> Term:
-        condition = self._expression(table, text, keys, has_clock=has_clock)
-        if condition.group == BOOLEAN:
-            return condition
-        hint = "for example: where: status <> 'draft'"
-        raise self.pipeline.mistake(keys, "isn't a condition", hint)
+        with self._placed(table, keys):
+            return parse_condition(table, text, has_clock=has_clock)
 
     def _join(self, parent: Table, table: Table, settings: IncludeSettings, keys: Keys) -> Join:
         parents = []

@@ -17,22 +17,19 @@ Key and row are the connector's JSON, which has none of the separators; in a tex
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any, NamedTuple
-
-import msgspec
 
 from cdc.codec.forms import Documents, FilledValue
 from cdc.codec.members import NULL, encode, joined, members
 from cdc.codec.table import codec
 from cdc.config.view_settings import Order
 from cdc.documents.plan import Listing, StatePlan, Tally, Values, is_key, narrowed
-from cdc.documents.scalar.amounts import COUNTED, encode_amount, encode_distinct
-from cdc.documents.scalar.instants import microseconds
-from cdc.documents.scalar.operators import Term
-from cdc.documents.scalar.ordering import order_text, reversed_order, sort_key
-from cdc.documents.scalar.type_groups import group
 from cdc.model.table import Table
+from cdc.scalar.amounts import COUNTED, encode_amount, encode_distinct
+from cdc.scalar.instants import microseconds
+from cdc.scalar.operators import Term
+from cdc.scalar.ordering import order_text, reversed_order, sort_key
+from cdc.scalar.type_groups import group
 
 GROUP = "\x1d"
 """Separates the parts of an entry."""
@@ -49,7 +46,6 @@ NULL_LAST = "~"
 Row = Mapping[str, Any]
 """A row's values in the form of documents."""
 ESCAPES = str.maketrans({"\x1b": "\x1b0", GROUP: "\x1b1", RECORD: "\x1b2", UNIT: "\x1b3"})
-_values = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 
 
 class Entries(NamedTuple):
@@ -131,11 +127,6 @@ def unescape(text: str) -> str:
     return text.replace("\x1b0", "\x1b")
 
 
-def document_values(row: bytes, table: Table) -> dict[str, Any]:
-    """Return the values of a row by column, in the form of documents, from the connector's JSON."""
-    return _values(codec(table).document(row))
-
-
 def value_reader(
     plan: StatePlan, table: Table, values: Values
 ) -> Callable[[str, Entries], str | None]:
@@ -162,7 +153,7 @@ def entry_maker(plan: StatePlan, table: Table) -> Callable[[bytes], str]:
     used = narrowed(table, columns)
 
     def entries(wire: bytes) -> str:
-        row = document_values(wire, used)
+        row = codec(used).row_values(wire)
         parts = [_entry(str(number), slot, row, []) for number, slot in enumerate(slots)]
         for number, listing in enumerate(listings):
             if _meets(listing.where, row):
@@ -194,7 +185,7 @@ def latest_times(plan: StatePlan, table: Table, rows: Iterable[bytes], now: int)
     used = narrowed(table, frozenset(column for _, column in clocks))
     latest: dict[str, int] = {}
     for wire in rows:
-        values = document_values(wire, used)
+        values = codec(used).row_values(wire)
         for view, column in clocks:
             text = values[column]
             moment = None if text is None else microseconds(text)

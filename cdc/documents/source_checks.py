@@ -15,7 +15,6 @@ from cdc.config.settings import Pipeline
 from cdc.config.view_settings import GroupedViewSettings, tables_of
 from cdc.documents.plan import Node, View
 from cdc.documents.resolve import Keys, resolve
-from cdc.documents.scalar.operators import Term, quoted_name, quoted_table
 from cdc.documents.sql import clock_setting, document_query
 from cdc.documents.tables import view_table
 from cdc.errors import SettingsError
@@ -24,6 +23,7 @@ from cdc.postgres.column_facts import TableFacts, column_facts
 from cdc.postgres.source import Connection
 from cdc.postgres.table_survey import Survey
 from cdc.readiness.facts import bounded_locks
+from cdc.scalar.operators import Term, quoted_name, quoted_table
 
 
 class Examined(NamedTuple):

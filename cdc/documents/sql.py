@@ -23,7 +23,8 @@ from cdc.documents.plan import (
     View,
     Window,
 )
-from cdc.documents.scalar.operators import (
+from cdc.model.table import Column, Table
+from cdc.scalar.operators import (
     COLLATION,
     NOW,
     Term,
@@ -32,8 +33,7 @@ from cdc.documents.scalar.operators import (
     quoted_table,
     sql_text,
 )
-from cdc.documents.scalar.type_groups import TEXTS, TIMESTAMPTZ, group
-from cdc.model.table import Column, Table
+from cdc.scalar.type_groups import TEXTS, TIMESTAMPTZ, group
 
 Member = tuple[str, str]
 """A name, and SQL for the text of a value as JSON; its NULL is JSON's null."""

@@ -313,7 +313,7 @@ class State:
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
         """Read a tally's numbers, by text. `n` counts rows, `c0` counts values of its first column
         that aren't NULL, and `s0` is their sum. Bigints and numerics have `s0:<name>` instead, the
-        sum of each amount (`cdc.documents.scalar.amounts`). `c1` is of the second column, and so on.
+        sum of each amount (`cdc.scalar.amounts`). `c1` is of the second column, and so on.
         What is 0 is left out.
         """
         hashes = self._by_text(table, f"{TALLY}{number}", texts, "hgetall")

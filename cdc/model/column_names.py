@@ -43,22 +43,24 @@ def require_indexed(tables: Iterable[Table]) -> None:
                 )
 
 
-def refusal_error(table: Table, refusals: Refusals, where: str = "") -> SourceError | None:
-    """The error for a table: all its bad columns, and which to leave out; None if there are none.
+def refusal_error(table: Table, refusals: Refusals, sink: str = "") -> SourceError | None:
+    """The error for a table: all its bad columns, and the way out; None if there are none.
 
-    `where`: the sink that can't hold the table; empty if no sink can.
+    `sink`: the one that can't hold the table; empty if no sink can.
     """
     sentences = refusals(table)
     if not sentences:
         return None
     place = (
-        f"{table.qualified} can't be held by {where}"
-        if where
+        f"{table.qualified} can't be held by {sink}"
+        if sink
         else f"{table.qualified} can't be captured exactly"
     )
-    error = SourceError if where else TableRefused
+    error = SourceError if sink else TableRefused
     return error(
-        f"{place}: {'; '.join(sentences)}.", hint=_remedy(table, refusals), table=table.qualified
+        f"{place}: {'; '.join(sentences)}.",
+        hint=_sinks_remedy(table, refusals, sink) if sink else _remedy(table, refusals),
+        table=table.qualified,
     )
 
 
@@ -72,16 +74,7 @@ def combined_error(errors: Sequence[SourceError]) -> SourceError:
 
 
 def _remedy(table: Table, refusals: Refusals) -> str:
-    reduced = table
-    excluded = []
-    for column in table.columns:
-        if column.name in table.key:
-            continue
-        columns = tuple(item for item in reduced.columns if item != column)
-        candidate = replace(reduced, columns=columns)
-        if len(refusals(candidate)) < len(refusals(reduced)):
-            reduced = candidate
-            excluded.append(column.name)
+    excluded, reduced = _without_bad(table, refusals)
     steps = []
     if excluded:
         names = ", ".join(map(_in_yaml, excluded))
@@ -94,6 +87,34 @@ def _remedy(table: Table, refusals: Refusals) -> str:
             f"{'for the rest ' if excluded else ''}{rename}, or choose another key (key: [...])"
         )
     return "; ".join(steps)
+
+
+def _sinks_remedy(table: Table, refusals: Refusals, sink: str) -> str:
+    bad, _ = _without_bad(replace(table, key=()), refusals)
+    if table.derivation or not bad:
+        return f"give the columns other names in what {table.qualified} is made of"
+    names = ", ".join(f"{_in_yaml(name)}: NAME" for name in bad)
+    entry = f"{{table: {table.qualified}, rename: {{{names}}}}}"
+    return (
+        f"give it other names there: write {entry} in sinks.{sink}.tables, beside its other tables"
+    )
+
+
+def _without_bad(table: Table, refusals: Refusals) -> tuple[list[str], Table]:
+    """Columns, not of the key, without which fewer are refused, by the source's names; and the table
+    without them.
+    """
+    reduced = table
+    bad = []
+    for column in table.columns:
+        if column.name in table.key:
+            continue
+        columns = tuple(item for item in reduced.columns if item != column)
+        candidate = replace(reduced, columns=columns)
+        if len(refusals(candidate)) < len(refusals(reduced)):
+            reduced = candidate
+            bad.append(column.source_name)
+    return bad, reduced
 
 
 def _in_yaml(name: str) -> str:
@@ -118,14 +139,18 @@ def case_collisions(columns: Iterable[str]) -> list[str]:
 
     Its connector fails on them, even if the pipeline file excludes one of them.
     """
+    return [
+        f"columns {' and '.join(group)} differ in nothing but case, which the connector doesn't take"
+        for group in alike(columns)
+    ]
+
+
+def alike(columns: Iterable[str]) -> list[list[str]]:
+    """Groups of names that are equal, or differ in nothing but case."""
     groups: dict[str, list[str]] = {}
     for name in columns:
         groups.setdefault(_case_folded(name), []).append(name)
-    return [
-        f"columns {' and '.join(group)} differ in nothing but case, which the connector doesn't take"
-        for group in groups.values()
-        if len(group) > 1
-    ]
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _case_folded(name: str) -> str:

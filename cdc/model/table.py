@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
 """The pipeline's own tables in the source, captured like any other."""
@@ -26,12 +26,21 @@ class Shape:
 class Column:
     """One captured column, or a member of a view; `type` is Postgres' text for it, as `format_type`
     prints it: numeric(10,2).
+
+    name  as views have it: the source's name, unless the sink's `rename` gives another
     """
 
     name: str
     type: str
     shape: Shape | None = None
     """None for what a captured table has: JSON of which nothing is known, and all other types."""
+    renamed_from: str | None = None
+    """The source's name, where a sink has another."""
+
+    @property
+    def source_name(self) -> str:
+        """The name in Postgres and in the log."""
+        return self.name if self.renamed_from is None else self.renamed_from
 
 
 @dataclass(frozen=True)
@@ -46,27 +55,57 @@ class IndexOptions:
 class Projection:
     """The columns of a captured table that a sink has, beside its key: `columns`, or where that is None all
     but `exclude`.
+
+    rename  by column: the name that the sink has for it
+    where   the condition of the rows that it has, as the pipeline file has it; None for all rows
     """
 
     columns: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
+    where: str | None = None
 
     @property
     def named(self) -> tuple[str, ...]:
         """All columns that the pipeline file names."""
-        return (*(self.columns or ()), *self.exclude)
+        return (*(self.columns or ()), *self.exclude, *self.rename)
 
     def keeps(self, column: str) -> bool:
         """Whether the sink has a column that isn't of the key."""
         return column not in self.exclude and (self.columns is None or column in self.columns)
 
     def shape(self, key: Sequence[str]) -> str:
-        """The same text for the same columns, in whichever order the file has them, with or without
-        columns of the key.
+        """The same text for the same columns and rows, in whichever order the file has the columns, with
+        or without those of the key.
         """
         kept = None if self.columns is None else sorted({*self.columns} - {*key})
-        text = json.dumps([kept, sorted(self.exclude)])
+        parts: list[object] = [kept, sorted(self.exclude)]
+        # Views that are older than these two have stored a text without them.
+        if self.rename or self.where:
+            parts += [sorted(self.rename.items()), self.where]
+        text = json.dumps(parts)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+class Expression(Protocol):
+    """A condition on the values of a row, in the document form: `cdc.scalar.operators.Term`."""
+
+    @property
+    def evaluate(self) -> Callable[[Mapping[str, Any]], Any]: ...
+
+
+@dataclass(frozen=True)
+class RowCondition:
+    """Which rows of a captured table a sink has: those for which it is true.
+
+    sql         over the columns of the table
+    expression  the same for executors
+    columns     those that it reads, whether the sink has them or not
+    """
+
+    sql: str
+    expression: Expression
+    columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True)
@@ -102,7 +141,7 @@ class RowEstimate:
 @dataclass(frozen=True)
 class Table:
     """A captured table, or a view of several; `key` names the columns that identify a row, in the
-    order of the primary key.
+    order of the primary key. A row's key in the log has these names, whatever a sink calls them.
     """
 
     schema: str
@@ -128,12 +167,16 @@ class Table:
     unlisted_by: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """The sinks that have no view of a captured table."""
     projections: Mapping[str, Projection] = field(default_factory=dict, compare=False, repr=False)
-    """By sink: the columns of a captured table, of sinks that don't have all."""
+    """By sink: what it has of a captured table, of sinks that don't have all of it."""
+    conditions: Mapping[str, RowCondition] = field(default_factory=dict, compare=False, repr=False)
+    """By sink: which rows of a captured table it has, of sinks that don't have all."""
+    where: RowCondition | None = None
+    """Which rows a sink's view has; None for all rows, and for a table that is no sink's."""
     misnamed: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, repr=False)
     """By sink whose list of columns doesn't fit the table: what is wrong, and a hint."""
     shape: str = ""
-    """What a sink's view stores beside its position, to be known for one of these columns. Empty for all
-    columns of a table."""
+    """What a sink's view stores beside its position, to be known for one of these columns and rows. Empty for
+    all of a table."""
 
     def __hash__(self) -> int:
         """Hash once: a table is looked up for each of its rows."""
@@ -158,29 +201,38 @@ class Table:
         return sink in self.derivation.sinks
 
     def for_sink(self, sink: str) -> "Table":
-        """The table with the columns that a sink has."""
+        """The table with the columns that a sink has, by its names for them, and the condition of its rows."""
         projection = self.projections.get(sink)
-        if projection is None:
+        if projection is None or self.shape:
             return self
-        columns = tuple(
-            column
+        names = {
+            column.name: projection.rename.get(column.name, column.name)
             for column in self.columns
             if column.name in self.key or projection.keeps(column.name)
+        }
+        columns = tuple(
+            column
+            if names[column.name] == column.name
+            else replace(column, name=names[column.name], renamed_from=column.name)
+            for column in self.columns
+            if column.name in names
         )
-        names = {column.name for column in columns}
-        fields = {name: options for name, options in self.index.fields.items() if name in names}
+        fields = {
+            names[name]: options for name, options in self.index.fields.items() if name in names
+        }
         return replace(
             self,
             columns=columns,
             index=replace(self.index, fields=fields),
+            where=self.conditions.get(sink),
             shape=projection.shape(self.key),
             # The topic has the other columns.
             reshaped=True,
         )
 
     def column(self, name: str) -> Column:
-        """The column of that name. Raises StopIteration if the table has none."""
-        return next(column for column in self.columns if column.name == name)
+        """The column that the source has by that name. Raises StopIteration if the table has none."""
+        return next(column for column in self.columns if column.source_name == name)
 
 
 def row_id(values: list[Any]) -> str:

@@ -15,7 +15,6 @@ from cdc.apply.progress import WORKING
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE, tables_of
 from cdc.control.heartbeat import first_heartbeat_since, last_heartbeat
-from cdc.documents.scalar.instants import FIRST
 from cdc.kafka.log_continuity import Continuity, pending_records
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.topics import TopicsPool
@@ -34,6 +33,7 @@ from cdc.observe.status import (
 )
 from cdc.postgres import table_survey
 from cdc.quarantine.log import QuarantineLog
+from cdc.scalar.instants import FIRST
 from cdc.sink.contract import SchemaMismatch, require_same_shape
 
 AT_RISK_SHARE = 0.75

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from cdc.codec.types import kind
 from cdc.model import pg_types
-from cdc.model.table import Table
+from cdc.model.table import Column, Table
 
 Sample = tuple[str, str]
 """The first and the last bucket whose rows are compared."""
@@ -32,21 +32,26 @@ DAYS = sql.SQL(
 
 
 def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Composed:
-    """Build the query of rows as (id, document), in the form of docs/use/types.md."""
+    """Build the query of rows as (id, document), in the form of docs/use/types.md. Of a sink's table it has
+    the sink's rows, columns and names.
+    """
 
-    def member(name: str) -> sql.Composable:
+    def member(column: Column) -> sql.Composable:
         return sql.SQL(
             "to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')"
-        ).format(sql.Literal(name), _document_value(table, name))
+        ).format(sql.Literal(column.name), _document_value(table, column.source_name))
 
     # Values of json come last, as in the views: equal rows then have equal text and needn't be
     # parsed.
     columns = sorted(table.columns, key=lambda column: kind(column.type).raw)
-    members = sql.SQL(", ").join([member(column.name) for column in columns])
+    members = sql.SQL(", ").join(map(member, columns))
     query = sql.SQL("SELECT {}, '{{' || array_to_string(ARRAY[{}], ',') || '}}' FROM {}").format(
         identity(table), members, own_rows(table)
     )
-    return query + sql.SQL(" WHERE ") + condition if condition else query
+    own = sql.SQL(table.where.sql) if table.where else None
+    if conditions := [part for part in (own, condition) if part]:
+        query += sql.SQL(" WHERE ({})").format(sql.SQL(") AND (").join(conditions))
+    return query
 
 
 def snapshot_overrides(tables: Sequence[Table]) -> dict[str, str]:

@@ -11,17 +11,26 @@ from dataclasses import dataclass, replace
 
 from psycopg.types.json import Jsonb
 
+from cdc.config.mistakes import InvalidSetting
 from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TableSettings
 from cdc.config.view_settings import SCHEMA, tables_of
 from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model import column_names, pg_types
-from cdc.model.table import Column, Derivation, IndexOptions, Table
+from cdc.model.table import (
+    Column,
+    Derivation,
+    IndexOptions,
+    Projection,
+    RowCondition,
+    Table,
+)
 from cdc.postgres import catalog, source
 from cdc.postgres.source import Connection
 from cdc.readiness import facts
 from cdc.readiness.facts import SourceFacts, SourceRequirements
 from cdc.readiness.key_index import find_table, key_index
+from cdc.scalar.operators import quoted_name, sql_text
 
 # All columns: the connector also checks those that are excluded.
 NAMES = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
@@ -78,17 +87,13 @@ GROUP BY member.name
 """
 
 
-def describe(
-    conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals = column_names.refusals
-) -> tuple[Table, ...]:
+def describe(conn: Connection, pipeline: Pipeline) -> tuple[Table, ...]:
     """The captured tables, in the order of the pipeline file.
-
-    `refusals` may be stricter than the default, which holds for all views.
 
     Raises:
         SourceError: tables don't exist or can't be captured; the hint repairs them.
     """
-    result = survey(conn, pipeline, refusals)
+    result = survey(conn, pipeline)
     if result.refused:
         raise column_names.combined_error(list(result.refused.values()))
     return result.tables
@@ -110,9 +115,7 @@ class Survey:
     refused: Mapping[str, SourceError]
 
 
-def survey(
-    conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals = column_names.refusals
-) -> Survey:
+def survey(conn: Connection, pipeline: Pipeline) -> Survey:
     """Describe each captured table on its own, so that one that can't be captured doesn't stop the
     others.
     """
@@ -125,7 +128,7 @@ def survey(
         kinds = _published_kinds(conn, pipeline.pipeline)
         for entry in pipeline.source.tables:
             try:
-                tables.append(_describe(conn, entry, pipeline, kinds, refusals))
+                tables.append(_describe(conn, entry, pipeline, kinds))
             except SourceError as error:
                 refused[entry.table] = error
         refused |= _odd_money(conn, tables)
@@ -313,7 +316,6 @@ def _describe(
     entry: TableSettings,
     pipeline: Pipeline,
     kinds: list[str],
-    refusals: column_names.Refusals,
 ) -> Table:
     schema, name = entry.table.split(".")
     oid, has_children = find_table(conn, schema, name)
@@ -322,7 +324,9 @@ def _describe(
     rows = conn.execute(COLUMNS, [oid, kinds, list(pg_types.CONNECTOR_TYPES)]).fetchall()
     columns = [Column(column, type_) for column, type_, _ in rows]
     labels = {column: tuple(names) for column, _, names in rows if names is not None}
-    _check_columns(entry, entry.table, entry.exclude, [column.name for column in columns], key)
+    _check_columns(
+        entry.table, entry.table, entry.exclude, [column.name for column in columns], key
+    )
     captured = tuple(column for column in columns if column.name not in entry.exclude)
     index = IndexOptions(entry.index.fields, entry.index.settings)
     topic = pipeline.topic(entry.table)
@@ -336,44 +340,94 @@ def _describe(
         labels=labels,
         has_children=has_children,
         events=entry.events,
-        unlisted_by=pipeline.unlisted_by(entry.table),
-        projections=pipeline.projections(entry.table),
     )
+    collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
+    if error := column_names.refusal_error(
+        table, lambda table: [*collisions, *column_names.refusals(table)]
+    ):
+        raise error
+    return for_sinks(table, pipeline)
+
+
+def for_sinks(table: Table, pipeline: Pipeline) -> Table:
+    """The table with what the pipeline file says of it under `sinks`."""
+    projections = pipeline.projections(table.qualified)
+    conditions: dict[str, RowCondition] = {}
     misnamed: dict[str, tuple[str, str]] = {}
-    for sink, projection in table.projections.items():
-        subject = f"In sinks.{sink}, {entry.table}"
+    for sink, projection in projections.items():
+        subject = f"In sinks.{sink}, {table.qualified}"
         try:
-            _check_columns(entry, subject, projection.named, [c.name for c in captured], ())
-            _check_columns(entry, subject, projection.exclude, [c.name for c in captured], key)
+            _check_projection(table, projection, subject)
+            if projection.where:
+                conditions[sink] = _row_condition(table, projection.where, subject)
         except TableRefused as mistake:
             # That sink's matter: the others have the table as it is.
             misnamed[sink] = mistake.message, mistake.hint
-    table = replace(table, misnamed=misnamed)
-    collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
-    if error := column_names.refusal_error(table, lambda table: [*collisions, *refusals(table)]):
-        raise error
-    return table
+    return replace(
+        table,
+        unlisted_by=pipeline.unlisted_by(table.qualified),
+        projections=projections,
+        conditions=conditions,
+        misnamed=misnamed,
+    )
+
+
+def _row_condition(table: Table, text: str, subject: str) -> RowCondition:
+    """Raises TableRefused."""
+    # Its library takes a tenth of a second to load, and hardly a file has a condition.
+    from cdc.scalar.parser import parse_condition
+
+    try:
+        term = parse_condition(table, text)
+    except InvalidSetting as error:
+        problem = str(error).rstrip(".")
+        raise TableRefused(
+            f"{subject}: where: {problem}.", hint=error.hint, table=table.qualified
+        ) from None
+    columns = tuple(column for column in table.columns if column.name in term.columns)
+    return RowCondition(sql_text(term, quoted_name), term, columns)
+
+
+def _check_projection(table: Table, projection: Projection, subject: str) -> None:
+    """Raise TableRefused for columns that a sink's entry can't mean."""
+    columns = [column.name for column in table.columns]
+    _check_columns(table.qualified, subject, projection.named, columns, ())
+    _check_columns(table.qualified, subject, projection.exclude, columns, table.key)
+    kept = [name for name in columns if name in table.key or projection.keeps(name)]
+    if left_out := [name for name in projection.rename if name not in kept]:
+        raise TableRefused(
+            f"{subject} renames {left_out[0]}, which the sink doesn't have.",
+            hint=f"take {left_out[0]} out of rename, or keep the column",
+            table=table.qualified,
+        )
+    names = [projection.rename.get(name, name) for name in kept]
+    if projection.rename and (alike := column_names.alike(names)):
+        raise TableRefused(
+            f"{subject} has two columns of one name after rename: {' and '.join(alike[0])}.",
+            hint="rename one of them to another name, which differs in more than case",
+            table=table.qualified,
+        )
 
 
 def _check_columns(
-    entry: TableSettings,
+    table: str,
     subject: str,
     named: Iterable[str],
     columns: list[str],
     key: Sequence[str],
 ) -> None:
-    """Refuse a column that `exclude`, or `columns`, names and the table hasn't, or that is of its key."""
+    """Refuse a column that a list names and the table hasn't, or that is of its key."""
     for column in named:
         if column in key:
             raise TableRefused(
                 f"{subject} excludes {column}, which is part of its key.",
                 hint=f"take {column} out of exclude: rows can't be identified without it",
-                table=entry.table,
+                table=table,
             )
         if column not in columns:
             near = difflib.get_close_matches(column, columns, n=1)
             raise UnknownExclude(
                 f"{subject} names {column}, but has no such column.",
                 hint=f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}",
-                table=entry.table,
+                table=table,
             )

@@ -19,7 +19,7 @@ import psycopg
 
 from cdc.compose import stack, stack_state
 from cdc.config import settings
-from cdc.errors import CdcError, SettingsError
+from cdc.errors import CdcError, SettingsError, SourceError
 from cdc.model import column_names
 from cdc.model.table import Table
 from cdc.postgres import catalog, source, table_survey
@@ -162,34 +162,22 @@ class Context:
             return table_survey.describe(connection, self.pipeline)
 
     def require_supported_columns(self, connection: source.Connection) -> None:
-        """Check that Spark and every sink of the file can carry all columns.
+        """Check that all columns can be carried.
 
         Raises:
             SourceError: some columns can't be carried; names all of them.
             SettingsError: the file has settings of an index for columns that don't exist.
         """
-        column_names.require_indexed(
-            table_survey.describe(connection, self.pipeline, self.refusals)
-        )
+        column_names.require_indexed(table_survey.describe(connection, self.pipeline))
 
-    def refusals(self, table: Table) -> list[str]:
-        """Say why the pipeline can't carry a table as it is: a sentence for each column
-        concerned.
-        """
-        views = [
-            f"{reason} ({sink.name})"
-            for sink in self._all_sinks
-            if table.is_in(sink.name)
-            for reason in sink.refusals(table.for_sink(sink.name))
+    def unheld(self) -> list[SourceError]:
+        """Say which views a sink can't make, for the names of their columns."""
+        return [
+            error
+            for sink in self.sinks(None)
+            for table in table_survey.tables_in([sink.name], self.tables)
+            if (error := column_names.refusal_error(table, sink.refusals, sink.name))
         ]
-        return [*column_names.refusals(table), *views]
-
-    @cached_property
-    def _all_sinks(self) -> "list[Sink]":
-        """All sinks, made once for all tables: reading a file of 500 tables takes a third of a
-        second.
-        """
-        return self.sinks(None)
 
     @cached_property
     def views(self) -> tuple[Table, ...]:

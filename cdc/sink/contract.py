@@ -57,7 +57,8 @@ class Applier(Protocol):
         """Say why no view of a table can be made here: a sentence for each column concerned; empty
         when it can.
 
-        Called by `cdc plan`, `cdc rebuild` and `cdc run` once per table, before anything is made.
+        Called by `cdc plan`, `register`, `rebuild` and `run` once per table, before anything is made. The
+        names are those that the view would have.
         Pure: asks no server, raises nothing. Any thread.
         """
 
@@ -279,8 +280,8 @@ def require_known_columns(table: Table, sink: str) -> None:
 
 
 def require_same_shape(table: Table, sink: str, stored: ViewCheckpoint | None) -> None:
-    """Raise SchemaMismatch for a view of other columns than the file gives the sink now: what it has of
-    them would stay, and what it lacks would come row by row. Raises it as `require_known_columns` does,
+    """Raise SchemaMismatch for a view of other columns, names or rows than the file gives the sink now: what
+    it has of them would stay, and what it lacks would come row by row. Raises it as `require_known_columns` does,
     too.
     """
     require_known_columns(table, sink)
@@ -288,7 +289,8 @@ def require_same_shape(table: Table, sink: str, stored: ViewCheckpoint | None) -
         raise SchemaMismatch(
             table,
             sink,
-            f"The view of {table.qualified} in {sink} was made with other columns than the file gives it now.",
+            f"The view of {table.qualified} in {sink} was made with other columns, names or rows than the file"
+            " gives it now.",
         )
 
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from cdc.codec.problem import EventChanged, Unreadable, ValueNotRepresentable
+from cdc.codec.problem import EventChanged, Undecided, Unreadable, ValueNotRepresentable
 from cdc.codec.record import Change, RecordDecoder
 from cdc.errors import ConnectorError
 from cdc.model.outcome import Advance
@@ -152,6 +152,8 @@ class LaneRun:
         floor = state.floor
         only = state.only
         decode = self._decoder.decode
+        select = self._decoder.select
+        has_condition = state.advance.table.where is not None
         row_id = self._decoder.row_id
         convert = state.convert
         archives = self._writer.archives
@@ -172,6 +174,8 @@ class LaneRun:
             try:
                 change = decode(topic, key, raw_value)
                 is_dead |= bool(floor and change.lsn is not None and change.lsn < floor)
+                if has_condition and (archives or not is_dead):
+                    change = select(topic, change)
                 is_purge = keeps_deleted and change.row is None
                 if is_purge or (is_dead and not archives):
                     report.applied.stale += 1
@@ -197,6 +201,7 @@ class LaneRun:
             return
         try:
             change = self._decoder.decode(state.topic, source.key, source.value)
+            change = self._decoder.select(state.topic, change)
         except Unreadable:
             # Its quarantine entry was discarded.
             return
@@ -419,6 +424,6 @@ class PartitionState(Part):
 
 
 def _rejection_kind(problem: Unreadable) -> str:
-    if isinstance(problem, EventChanged):
+    if isinstance(problem, EventChanged | Undecided):
         return REFUSED
     return UNHOLDABLE if isinstance(problem, ValueNotRepresentable) else DECODE

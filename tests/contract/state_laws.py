@@ -14,13 +14,13 @@ from cdc.config.view_settings import Order
 from cdc.documents.closing import SAID
 from cdc.documents.plan import NO_JOIN, Aggregate, Join, Node, StatePlan, View
 from cdc.documents.rows import Entries
-from cdc.documents.scalar.operators import Term
-from cdc.documents.scalar.type_groups import OTHER
 from cdc.documents.state import Span, State, StateSink, Turn
 from cdc.errors import CdcError
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
+from cdc.scalar.operators import Term
+from cdc.scalar.type_groups import OTHER
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane import ChunkLimits, Failure, Lane, Verdicts
 from cdc.sink.lane_run import collect_outcome

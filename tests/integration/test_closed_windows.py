@@ -15,10 +15,10 @@ import redis
 
 from cdc.documents import engine, groups, tasks
 from cdc.documents.closing import ClosedWindow
-from cdc.documents.scalar.instants import microseconds, text_of
 from cdc.documents.state import State
 from cdc.model.position import Position, distance
 from cdc.redis.server import COMMANDS
+from cdc.scalar.instants import microseconds, text_of
 from cdc.sinks.redis.documents import executor
 from cdc.sinks.redis.documents.executor import APPLY
 from cdc.sinks.redis.documents.sink import STATE_COMMANDS

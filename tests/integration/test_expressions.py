@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.codec.types import kind
-from cdc.documents.scalar import operators
-from cdc.documents.scalar.operators import Term, sql_text
-from cdc.documents.scalar.parser import parse
+from cdc.scalar import operators
+from cdc.scalar.operators import Term, sql_text
+from cdc.scalar.parser import parse
 from tests.support.budget import budget
 from tests.support.postgres import sibling
 

@@ -15,11 +15,11 @@ from cdc.documents.aggregates import tallied
 from cdc.documents.groups import Sessions
 from cdc.documents.plan import Aggregate, Grouping, Tally, Totals, Window
 from cdc.documents.rows import Entries
-from cdc.documents.scalar import operators
-from cdc.documents.scalar.instants import instant_of, microseconds, text_of
-from cdc.documents.scalar.operators import Term
 from cdc.documents.state import Span
 from cdc.model.table import Table
+from cdc.scalar import operators
+from cdc.scalar.instants import instant_of, microseconds, text_of
+from cdc.scalar.operators import Term
 from cdc.sink.lane import Failure
 from tests.support.budget import SCALE
 from tests.support.document_history import MOST_ROWS, History, run_random_history

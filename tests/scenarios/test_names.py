@@ -38,7 +38,7 @@ CARRIED = (
     ),
     *("item", "element", "metadata", "col", "properties", "type", "envelope", "e\u0301", LONG),
 )  # fmt: skip
-# What a Delta table, an index or Spark can't have, by table; the way out is `exclude`.
+# What a Delta table or an index can't have, by table; the way out is `rename` or `exclude` of that sink.
 UNFIT: dict[str, tuple[str, ...]] = {
     "spaced": (
         "order date", " lead", "trail ", "x, y", "a;b", "{", "a(b)", "a=b", "tab\tx", "new\nline", " ",
@@ -47,8 +47,9 @@ UNFIT: dict[str, tuple[str, ...]] = {
         "_id", "_source", "_version", "_routing", "_index", "_seq_no", "_primary_term", ".lead", "a..b", "_metadata",
     ),
     "within": ("id.x",),
-    "reserved": ("_cdc_id", "_CDC"),
 }  # fmt: skip
+# What no view can have; the way out is `exclude` of the source.
+RESERVED = ("_cdc_id", "_CDC")
 
 
 def create(schema: str, table: str, key: str, *columns: str) -> sql.Composed:
@@ -73,6 +74,7 @@ TABLES: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("_Odd-schema", "-t_", "select", ("from",)),
     ("public", "T" * 63, LONG, ("v",)),
     *(("public", name, "id", ("kept", *columns)) for name, columns in UNFIT.items()),
+    ("public", "reserved", "id", ("kept", *RESERVED)),
 )
 
 
@@ -128,25 +130,31 @@ def test_every_name_is_carried_or_refused(world: "World") -> None:
     )
     run(world, create("public", "orders", "id", "x"))
 
-    # Refused as a whole, every table and column by name, with the entry that leaves it out.
+    # What no sink can have is refused as a whole, with the entry that leaves it out.
     world.write_file(
         entry("public", "cased"), *(entry(schema, table) for schema, table, _, _ in TABLES)
     )
     for verb in ("migrate", "register"):
         message = "".join(world.cdc(verb, code=4).stderr.split())
-        for table, columns in UNFIT.items():
-            listed = json.dumps(columns, ensure_ascii=False)[1:-1].replace(" ", "")
-            assert f"{{table:public.{table},exclude:[" in message
-            assert all(
-                name in message.replace('"', "") for name in listed.replace('"', "").split(",")
-            ), table
+        assert "{table:public.reserved,exclude:[_cdc_id,_CDC]}" in message
         assert "public.cased" in message
         assert "ALTERTABLEpublic.casedRENAMECOLUMN" in message
-        assert not any(f"public.{table}," in message for table in ("Orders", "order-items"))
+        assert not any(f"public.{table}" in message for table in ("Orders", "spaced", "own"))
 
-    world.begin(
-        *(entry(schema, table, exclude=UNFIT.get(table, ())) for schema, table, _, _ in TABLES)
-    )
+    # What one sink can't have is that sink's matter, every table and column by name.
+    tables = [
+        entry(schema, table, exclude=RESERVED if table == "reserved" else ())
+        for schema, table, _, _ in TABLES
+    ]
+    world.write_file(*tables)
+    world.cdc("migrate")
+    message = "".join(world.cdc("register").stderr.split())
+    for table, columns in UNFIT.items():
+        assert f"{{table:public.{table},rename:{{" in message
+        listed = json.dumps(columns, ensure_ascii=False)[1:-1].replace(" ", "").replace('"', "")
+        assert all(name in message.replace('"', "") for name in listed.split(",")), table
+    assert "public.Orders,rename" not in message
+    rename_in_sinks(world)
     with world.running():
         world.settle()
         for schema, table, key, columns in TABLES:
@@ -154,6 +162,20 @@ def test_every_name_is_carried_or_refused(world: "World") -> None:
         world.settle()
         world.assert_equal()
         a_name_that_comes_later(world)
+
+
+def rename_in_sinks(world: "World") -> None:
+    """Write into the file what `register` has said, with a name for each column."""
+    text = world.file.read_text()
+    for sink, kind in (("search", "elasticsearch"), ("warehouse", "delta")):
+        listed: list[Any] = ["*.*"]
+        for table, columns in UNFIT.items():
+            names = {column: f"column {n}" for n, column in enumerate(columns)}
+            if sink == "warehouse":
+                names = {column: name.replace(" ", "_") for column, name in names.items()}
+            listed.append({"table": f"public.{table}", "rename": names})
+        text = text.replace(f"{{type: {kind},", f"{{type: {kind}, tables: {json.dumps(listed)},")
+    world.file.write_text(text)
 
 
 def a_name_that_comes_later(world: "World") -> None:
@@ -171,7 +193,7 @@ def a_name_that_comes_later(world: "World") -> None:
     )
     reason, hint = aside(world, "search")["public.order-items"]
     assert "column _id has the name of a field of Elasticsearch's own" in reason
-    assert "exclude: [_id]" in hint
+    assert "rename: {_id: NAME}} in sinks.search.tables" in hint
     assert "column _cdc_id" in aside(world, "search")["_Odd-schema.-t_"][0]
     run(
         world,

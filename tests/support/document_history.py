@@ -31,7 +31,6 @@ from cdc.documents.engine import TAKE_S, ViewClocks
 from cdc.documents.needs import all_needs
 from cdc.documents.plan import StatePlan, View
 from cdc.documents.resolve import resolve_views
-from cdc.documents.scalar.instants import FIRST, microseconds, text_of
 from cdc.documents.sql import clock_setting
 from cdc.documents.state import LateChange, State, Turn, shard_prefix
 from cdc.documents.tables import view_table
@@ -46,6 +45,7 @@ from cdc.model.position import Position
 from cdc.model.table import Column, Table
 from cdc.postgres import catalog, source, table_survey
 from cdc.postgres.row_query import row_query
+from cdc.scalar.instants import FIRST, microseconds, text_of
 from cdc.sink.lane import ChunkLimits, Failure, Lane, Part, Verdicts
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Rejected, Skip

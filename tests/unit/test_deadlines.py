@@ -5,9 +5,9 @@ import random
 import pytest
 
 from cdc.config.mistakes import InvalidSetting
-from cdc.documents.scalar.instants import EPOCH, microseconds
-from cdc.documents.scalar.operators import NOW, next_change
-from cdc.documents.scalar.parser import parse
+from cdc.scalar.instants import EPOCH, microseconds
+from cdc.scalar.operators import NOW, next_change
+from cdc.scalar.parser import parse
 
 COLUMNS = {
     "placed": "timestamp with time zone",

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from cdc.config.mistakes import InvalidSetting
-from cdc.documents.scalar.parser import parse
+from cdc.scalar.parser import parse
 
 COLUMNS = {
     "i": "integer",

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from cdc.codec import forms
 from cdc.codec.decode_options import DecodeOptions
+from cdc.codec.record import RecordDecoder
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Column, Projection, Table
+from cdc.postgres import table_survey
 from cdc.sink.lane import (
     REPORTED_ROWS,
     TAINTED,
@@ -31,6 +33,7 @@ from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
 from tests.support.envelopes import table as items
 from tests.support.lanes import Remembered, Writer, run
+from tests.support.pipelines import NO_SOURCE, pipeline
 from tests.support.scribe import TYPES, Scribe
 from tests.support.twin import Raw, Twin
 
@@ -301,6 +304,84 @@ def test_a_lane_that_fails_leaves_the_others_of_its_task_alone(failing: int) -> 
     alone = Writer()
     applied(topic, alone)
     assert shown(writers[1 - failing]) == shown(alone)
+
+
+SWAPPED = {"a": "key", "v": "n", "n": "v"}
+
+
+def of_cache(entry: dict[str, Any]) -> Table:
+    """The table of items as a cache has it, by this entry of its list."""
+    listed = [{"table": ITEMS.qualified, **entry}]
+    cache = {"type": "redis", "url": "redis://127.0.0.1:1", "prefix": "shop", "tables": listed}
+    shop = pipeline("shop", NO_SOURCE, ITEMS.qualified, sinks={"cache": cache})
+    table = table_survey.for_sinks(ITEMS, shop)
+    assert table.misnamed == {}
+    return table.for_sink("cache")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1000])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_view_has_the_names_and_the_rows_that_its_sink_lists(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the log is cut. A value that a change doesn't carry is found under its other name."""
+    topic = Topic(ITEMS, 1)
+    topic.add("c", {"a": "k", "b": 1, "v": "first", "n": 1})
+    topic.add("u", {"a": "k", "b": 1, "n": 2}, lacking=["v"])
+    topic.add("c", {"a": "gone", "b": 1, "v": "x", "n": 1})
+    topic.add("u", {"a": "gone", "b": 1, "n": 0}, lacking=["v"])
+    topic.add("c", {"a": "null", "b": 1, "v": "x", "n": None})
+    topic.add("c", {"a": "back", "b": 1, "v": "x", "n": 0})
+    topic.add("u", {"a": "back", "b": 1, "n": 1}, lacking=["v"])
+    topic.add("u", {"a": "back", "b": 1, "v": "y", "n": 1})
+    topic.add("u", {"a": "gone", "b": 1, "n": 1}, lacking=["v"])
+    topic.table = of_cache({"rename": SWAPPED, "where": "n > 0"})
+    values = {K: ("k", 1, "first", 2), '["back",1]': ("back", 1, "y", 1)}
+
+    def view() -> tuple[dict[str, Any], Remembered, PartitionOutcome]:
+        writer = Writer(form=FORMS[name], limits=ChunkLimits(rows, 10**6))
+        quarantine = Remembered()
+        report = applied(topic, writer, quarantine)
+        held = writer.views.get(ITEMS.topic, {})
+        if name == "documents":
+            names = ("key", "b", "n", "v")
+            held = {key: tuple(map(json.loads(text).get, names)) for key, text in held.items()}
+        return held, quarantine, report
+
+    held, quarantine, report = view()
+    assert held == values
+    # The view had nothing that could have filled them; only the first was made up for.
+    assert quarantine.reasons == [(6, UNKNOWN), (8, UNKNOWN)]
+    assert entries([report]) == {(ITEMS.topic, 0): {8: '["gone",1]'}}
+    assert counts(report, "read", "accounted", "quarantined") == [9, 9, 2]
+    # The planted bug: only rows that are new are looked at.
+    with monkeypatch.context() as planted:
+        planted.setattr(RecordDecoder, "select", lambda self, topic, change: change)
+        assert view()[0] != values
+
+
+@pytest.mark.parametrize(("exclude", "rows"), [((), 1), (("v",), 1), (("v",), 1000)])
+def test_a_condition_may_read_what_the_view_does_not_have(
+    exclude: tuple[str, ...], rows: int
+) -> None:
+    """If a change doesn't carry it, what becomes of the row is unknown, and is refused."""
+    topic = Topic(ITEMS, 1)
+    for name, text in (("k", "open"), ("other", "draft")):
+        topic.add("c", {"a": name, "b": 1, "v": text, "n": 1})
+    topic.add("u", {"a": "k", "b": 1, "n": 2}, lacking=["v"])
+    topic.add("u", {"a": "other", "b": 1, "v": "open", "n": 2})
+    topic.table = of_cache({"exclude": exclude, "where": "v = 'open'"})
+    writer, quarantine = Writer(limits=ChunkLimits(rows, 10**6)), Remembered()
+    applied(topic, writer, quarantine)
+    assert quarantine.reasons == [
+        (2, "the log doesn't carry a value that the sink's `where` needs")
+    ]
+    assert [record.kind for record, _ in quarantine.records] == [REFUSED]
+    whole = {K: ("k", 1, "open", 1), '["other",1]': ("other", 1, "open", 2)}
+    assert shown(writer) == {
+        key: {n: v for n, v in zip("abvn", row, strict=True) if n not in exclude}
+        for key, row in whole.items()
+    }
 
 
 def test_lanes_that_share_their_records_have_each_its_tables_and_columns() -> None:

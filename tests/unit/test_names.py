@@ -3,13 +3,14 @@ anything is made.
 """
 
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from cdc.errors import SourceError
 from cdc.model import column_names
-from cdc.model.table import Column, Table
+from cdc.model.table import Column, Projection, Table
 from cdc.sinks.elasticsearch.index import fields
 
 
@@ -64,6 +65,23 @@ def test_the_way_out_is_yaml_whatever_the_name(name: str) -> None:
     assert yaml.safe_load(error.hint.removeprefix("write ").rsplit(" in the pipeline file", 1)[0])[
         "exclude"
     ] == [name]
+
+
+def test_one_sink_can_give_columns_other_names() -> None:
+    """Those of the key, too. The other sinks have the table as it is."""
+    table = made_of("_id", "order date", "fine", key="_source")
+    error = column_names.refusal_error(table, fields.refusals, "search")
+    assert error
+    assert error.message.startswith("public.items can't be held by search: column _id has the name")
+    match = re.search(r"\{.*\}", error.hint)
+    assert match
+    assert "in sinks.search.tables" in error.hint
+    entry = yaml.safe_load(match[0])
+    assert entry == {"table": "public.items", "rename": {"_source": "NAME", "_id": "NAME"}}
+    names = {"_id": "own_id", "_source": "origin"}
+    renamed = replace(table, projections={"search": Projection(rename=names)}).for_sink("search")
+    assert fields.refusals(renamed) == []
+    assert renamed.key == ("_source",)
 
 
 def test_a_key_has_another_way_out() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.documents.scalar.ordering import order_text, reversed_order, sort_key
-from cdc.documents.scalar.type_groups import group
+from cdc.scalar.ordering import order_text, reversed_order, sort_key
+from cdc.scalar.type_groups import group
 
 NUMBERS = st.one_of(
     st.decimals().filter(lambda number: not number.is_snan()).map(str), st.integers().map(str)

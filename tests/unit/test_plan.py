@@ -3,9 +3,17 @@
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from cdc.cli.plan import lines
-from cdc.control.change_plan import CurrentState, Plan, Refusal, RequestedState, plan
+from cdc.cli.plan import MOST_ALIKE, lines, what_goes_where
+from cdc.control.change_plan import (
+    CurrentState,
+    Plan,
+    PlannedView,
+    Refusal,
+    RequestedState,
+    plan,
+)
 from cdc.control.registrations import Captured, Registration
 
 ITEMS, ORDERS = "public.items", "public.orders"
@@ -114,6 +122,44 @@ def test_what_is_refused_is_reported_first_and_with_what_repairs_it() -> None:
         "left out  a.v: a view",
     ]
     assert list(lines(Plan())) == ["nothing to do"]
+
+
+@pytest.mark.parametrize(
+    ("view", "captured", "effect"),
+    [
+        (True, CAPTURED[ORDERS], "nothing"),
+        (True, Captured(("note",)), "rows sent again"),
+        (False, CAPTURED[ORDERS], "made"),
+        (Refusal("Other columns.", f"cdc -p FILE rebuild cache --table {ORDERS}"), CAPTURED[ORDERS], "rebuild"),
+        (Refusal("It names nn, but has no such column.", "did you mean n?"), CAPTURED[ORDERS], "refused"),
+        (None, CAPTURED[ORDERS], "not known"),
+    ],
+)  # fmt: skip
+def test_what_goes_where_and_what_becomes_of_it(
+    view: Refusal | bool | None, captured: Captured, effect: str
+) -> None:
+    views = {"cache": {} if view is None else {ORDERS: view}}
+    listed = [PlannedView("cache", ORDERS, "all but note, amount as total", "n > 0")]
+    steps = plan(current(views=views), requested({ORDERS: captured}, listed=listed))
+    assert [planned.effect for planned in steps.listed] == [effect]
+    assert steps.empty is (effect in ("nothing", "not known"))
+
+
+def test_what_goes_where_has_room_on_a_screen() -> None:
+    """Views that are alike share a row, if they are many."""
+    names = [f"public.t{number}" for number in range(MOST_ALIKE + 1)]
+    views = [PlannedView("warehouse", name, "all", "all") for name in names]
+    condition = "status <> 'draft' AND country IN ('DE', 'AT')"
+    views.append(
+        PlannedView("cache", ORDERS, "all but note, amount as total", condition, "rows sent again")
+    )
+    console = Console(width=80)
+    with console.capture() as printed:
+        console.print(what_goes_where(views))
+    shown = printed.get().splitlines()
+    assert max(map(len, shown)) <= 80
+    assert [line[10:28].strip() for line in shown[1:3]] == [f"public.t0 and {MOST_ALIKE}", "more"]
+    assert len(shown) == 6
 
 
 def test_a_former_name_is_reported_where_everything_is_new() -> None:

@@ -5,11 +5,13 @@ import json
 import pickle
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from psycopg import sql
 
 from cdc.config import settings
 from cdc.config.server_settings import KafkaSettings
@@ -20,6 +22,7 @@ from cdc.model.login import Address, Login
 from cdc.model.table import Column, IndexOptions, Projection, Table
 from cdc.observe.topic_report import tables_of_sink
 from cdc.postgres import table_survey
+from cdc.postgres.row_query import row_query
 from cdc.sinks.delta.settings import Delta
 from tests.support import pages
 from tests.support.answering import ELSEWHERE
@@ -348,14 +351,23 @@ def test_a_sink_has_the_tables_that_it_lists(
         ("[public.orders, 'sales.*']", "tables.1", "the pattern matches nothing of source.tables", "public.orders"),
         ("['public.a?*']", "tables.0.table", "a pattern has letters, digits, _, - and * only", "public.*"),
         (
-            "[{table: 'public.*', exclude: [note]}]", "tables.0", "columns and exclude are a single table's, not a pat",
-            "list that table as well: [public.*, {table: schema.table",
+            "[{table: 'public.*', exclude: [note]}]", "tables.0", "exclude is a single table's, not a pattern's",
+            "list that table as well: [public.*, {table: schema.table, exclude: ...}]",
         ),
         (
             "[{table: public.items, columns: [a], exclude: [note]}]", "tables.0",
             "columns and exclude say the same in two ways", "only one of them",
         ),
         ("[{table: public.items, colums: [a]}]", "tables.0.colums", "no such setting", "did you mean columns?"),
+        (
+            "[{table: 'public.*', where: n > 0, rename: {a: b}}]", "tables.0",
+            "rename and where are a single table's, not a pattern's", "{table: schema.table, rename: ...}",
+        ),
+        (
+            "[{table: public.items, rename: {a: _CDC_a}}]", "tables.0.rename.a",
+            "a name isn't empty and doesn't begin with _cdc", "for example: {a: total}",
+        ),
+        ("[{table: public.items, rename: {a: ''}}]", "tables.0.rename.a", "a name isn't empty", "total"),
         ("[orders]", "tables.0.table", "a table is written schema.table", "public.flights"),
         ("[public.items, public.items]", "tables", "listed twice: public.items", "take one"),
         ("public.items", "tables", "a list is needed: [a, b]", "tables: [public.orders]"),
@@ -403,6 +415,70 @@ def test_a_sink_has_the_columns_that_it_lists(tmp_path: Path, entry: str, kept: 
     assert in_cache.for_sink("cache") == in_cache
     exclude = Projection(exclude=("note", "secret"))
     assert (in_cache.shape == exclude.shape(("id",))) is (kept == ["n"])
+
+
+ITEMS = Table(
+    "public",
+    "items",
+    (Column("id", "integer"), Column("n", "integer"), Column("note", "text"), Column("mood", "public.mood")),
+    ("id",),
+    "shop.public.items",
+    labels={"mood": ("sad", "ok")},
+)  # fmt: skip
+
+
+def for_cache(tmp_path: Path, entry: str) -> Table:
+    text = LISTED.replace("LISTED", f"[{{table: public.items, {entry}}}]")
+    return table_survey.for_sinks(ITEMS, load(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem", "hint"),
+    [
+        ("rename: {nn: total}", "names nn, but has no such column.", "did you mean n?"),
+        ("rename: {note: total}, exclude: [note]", "renames note, which the sink doesn't have.", "take note out of"),
+        ("rename: {note: N}", "has two columns of one name after rename: n and N.", "differs in more than case"),
+        ("rename: {note: n}", "has two columns of one name after rename: n and n.", "rename one of them"),
+        ("rename: {note: x, n: x}", "has two columns of one name after rename: x and x.", "rename one of them"),
+        ("where: n", "where: isn't a condition.", "status <> 'draft'"),
+        ("where: m > 0", "where: the table has no column m.", "its columns: id, n, note, mood"),
+        ("where: n >", "where: is no SQL expression.", "accepted: columns"),
+        ("where: now() > 'x'", "where: now() here: only a view's where and having may", "having"),
+        ("where: \"mood = 'sadd'\"", "where: public.items.mood has no label 'sadd'.", "did you mean 'sad'?"),
+    ],
+)  # fmt: skip
+def test_what_an_entry_of_a_sink_cannot_mean(
+    tmp_path: Path, entry: str, problem: str, hint: str
+) -> None:
+    message, advice = for_cache(tmp_path, entry).misnamed["cache"]
+    assert message.startswith("In sinks.cache, public.items")
+    assert problem in message
+    assert hint in advice
+
+
+def test_names_and_rows_are_part_of_what_a_view_is_known_by(tmp_path: Path) -> None:
+    """And older views are known by what they have stored."""
+    entries = [
+        "exclude: [note]",
+        "exclude: [note], rename: {n: n}",
+        "exclude: [note], rename: {n: m}",
+        "exclude: [note], where: n > 0",
+        "exclude: [note], where: n > 0, rename: {n: m}",
+        "where: n > 0",
+    ]
+    tables = [for_cache(tmp_path, entry).for_sink("cache") for entry in entries]
+    shapes = [table.shape for table in tables]
+    assert shapes[0] == shapes[1] == "b37af2c02562"
+    assert len({*shapes}) == len(entries) - 1
+    swapped = for_cache(tmp_path, "columns: [n], rename: {id: n, n: id}").for_sink("cache")
+    assert [(column.name, column.source_name) for column in swapped.columns] == [
+        ("n", "id"),
+        ("id", "n"),
+    ]
+    assert swapped.column("id").name == "n"
+    query = row_query(replace(swapped, where=tables[3].where), sql.SQL("true")).as_string(None)
+    assert "to_json('n'::text)::text || ':' || coalesce(to_json((to_json(\"id\")" in query
+    assert query.endswith('FROM "public"."items" WHERE (("n" > (0))) AND (true)')
 
 
 def test_a_table_is_compared_once_for_the_sinks_with_the_same_columns() -> None:

@@ -12,11 +12,11 @@ from cdc.config.mistakes import InvalidSetting
 from cdc.documents.outline import outline
 from cdc.documents.plan import TimeJoin, View
 from cdc.documents.resolve import resolve_views
-from cdc.documents.scalar.instants import FIRST, LAST, instant_of, order_of
-from cdc.documents.scalar.instants import microseconds as instant
 from cdc.documents.tables import view_table
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
+from cdc.scalar.instants import FIRST, LAST, instant_of, order_of
+from cdc.scalar.instants import microseconds as instant
 from tests.unit.test_screens import shown
 
 GOOD = """\

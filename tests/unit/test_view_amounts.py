@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cdc.documents.scalar.amounts import decode_amount, encode_amount, total
+from cdc.scalar.amounts import decode_amount, encode_amount, total
 
 WIDE = Context(prec=5000, traps=[])
 LARGEST = 2**63

@@ -10,8 +10,8 @@ from cdc.config.settings import Pipeline
 from cdc.documents.engine import TAKE_S, ViewClocks
 from cdc.documents.plan import Node, StatePlan, View
 from cdc.documents.rows import latest_times
-from cdc.documents.scalar.instants import FIRST, microseconds
 from cdc.model.position import Position
+from cdc.scalar.instants import FIRST, microseconds
 from tests.support.simulated import MemoryLog, SimulatedClock
 from tests.unit.test_time_settings import GOOD, TABLES
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from cdc.documents.scalar import type_groups as types
+from cdc.scalar import type_groups as types
 
 REVERSED = {code: 0x9F - code for code in range(0x21, 0x7F)}
 """From each printable character of ASCII to the one that is as far from the other end."""

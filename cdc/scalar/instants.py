@@ -7,7 +7,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from cdc.documents.scalar.ordering import order_text, time_key
+from cdc.scalar.ordering import order_text, time_key
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST = -62_135_596_800_000_000

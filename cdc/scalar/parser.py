@@ -4,6 +4,7 @@ Refused is also what Postgres takes in a way that depends on settings (the colla
 time zone of a literal) or that can fail for a row (division, casts of texts).
 """
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -16,8 +17,9 @@ from sqlglot.errors import SqlglotError
 
 from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
-from cdc.documents.scalar import type_groups as types
-from cdc.documents.scalar.operators import UNITS, Term, like_pattern
+from cdc.model.table import Table
+from cdc.scalar import type_groups as types
+from cdc.scalar.operators import UNITS, Term, like_pattern
 
 ACCEPTED = (
     "accepted: columns, numbers, texts, = <> < <= > >=, AND, OR, NOT, IS [NOT] NULL, IN, BETWEEN, LIKE,"
@@ -64,6 +66,39 @@ TIME = re.compile(
 )
 ColumnTypes = Mapping[str, str]
 """Of a table: Postgres types by the names of columns."""
+
+
+def parse_over(table: Table, text: str, *, has_clock: bool = False) -> Term:
+    """Parse an expression over a captured table's row; with `has_clock` also now(). The name of a
+    column needn't be written as SQL has it.
+
+    Raises InvalidSetting, also where an enum is compared with a text that isn't one of its labels, as
+    Postgres does: if a label were renamed, a condition with its old name would let through what it
+    hid.
+    """
+    columns = {column.name: column.type for column in table.columns}
+    term = (
+        Term("column", types.group(columns[text]), (), text)
+        if text in columns
+        else parse(text, columns, has_clock=has_clock)
+    )
+    for column, label in term.compared_labels():
+        labels = table.labels.get(column, (label,))
+        if label not in labels:
+            near = difflib.get_close_matches(label, labels, n=1)
+            raise InvalidSetting(
+                f"{table.qualified}.{column} has no label '{label}'",
+                f"did you mean '{near[0]}'?" if near else f"its labels: {', '.join(labels)}",
+            )
+    return term
+
+
+def parse_condition(table: Table, text: str, *, has_clock: bool = False) -> Term:
+    """Parse a condition on a captured table's row, as `parse_over` does. Raises InvalidSetting."""
+    term = parse_over(table, text, has_clock=has_clock)
+    if term.group != types.BOOLEAN:
+        raise InvalidSetting("isn't a condition", "for example: where: status <> 'draft'")
+    return term
 
 
 def parse(text: str, columns: ColumnTypes, *, has_clock: bool = False) -> Term:
@@ -146,7 +181,7 @@ class _Parser:
         if not self._has_clock:
             raise InvalidSetting(
                 "now() here: only a view's where and having may change with time",
-                "move it to having: payment IS NULL AND now() > placed + interval '2 days'",
+                "in a view, move it to having: payment IS NULL AND now() > placed + interval '2 days'",
             )
         return Term("now", types.TIMESTAMPTZ)
 

@@ -15,10 +15,10 @@ from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any, NamedTuple
 
 from cdc.codec.types.temporal import FIRST_MOMENT, FOREVER, from_stamp, moment
-from cdc.documents.scalar import type_groups as types
-from cdc.documents.scalar.instants import binned, microseconds, text_of
-from cdc.documents.scalar.ordering import sort_key
 from cdc.model.table import Table
+from cdc.scalar import type_groups as types
+from cdc.scalar.instants import binned, microseconds, text_of
+from cdc.scalar.ordering import sort_key
 
 Row = Mapping[str, Any]
 Evaluate = Callable[[Row], Any]
