@@ -14,6 +14,7 @@ from cdc.codec.members import NULL, joined, members
 from cdc.codec.problem import EventChanged, Unreadable, ValueNotRepresentable
 from cdc.codec.table import NO_KEY, codec, document_words
 from cdc.codec.types import kind
+from cdc.model.mask import SURE
 from cdc.model.table import Table
 
 __all__ = ["Change", "RecordDecoder", "Unreadable", "ValueNotRepresentable"]
@@ -22,6 +23,8 @@ WRITES = ("u", "c", "r")
 SNAPSHOT = "r"
 DELETE = "d"
 _sequence = msgspec.json.Decoder(list[str | None]).decode
+HALF = re.compile(rb'(?<!\\)((?:\\\\)*)\\u[Dd][89ABab][0-9A-Fa-f]{2}(?=")')
+"""The first half of a surrogate pair at the end of a text: a mask has cut the character apart."""
 TEXT_ONLY = (
     *(
         "smallint",
@@ -79,11 +82,12 @@ _NOWHERE = _Source()
 class _Topic:
     """Whatever decoding needs of a table, prepared once for all of its records."""
 
-    __slots__ = ("carried", "events", "name", "row_id", "schema", "table")
+    __slots__ = ("carried", "cut", "events", "name", "row_id", "schema", "table")
 
     def __init__(self, table: Table, placeholder: str) -> None:
         self.row_id = codec(table).row_id
         self.carried = Placeholder(placeholder, table).carried
+        self.cut = any(column.mask and column.mask.cut for column in table.columns)
         self.events = table.events
         self.name = table.topic
         # The connector names topics after tables. A table with another topic is compared by the end
@@ -129,10 +133,7 @@ class RecordDecoder:
         row_id = table.row_id(key)
         if value is None:
             return Change(row_id, None, None, (), None, None)
-        try:
-            event = _envelope(value)
-        except (msgspec.DecodeError, RecursionError):
-            raise Unreadable("its value is no change event") from None
+        event = _event(value, cut=table.cut)
         source = event.source or _NOWHERE
         op = event.op
         row = None
@@ -168,6 +169,15 @@ class RecordDecoder:
             return table.row_id(key)
         except Unreadable:
             return None
+
+
+def _event(value: bytes, *, cut: bool) -> _Envelope:
+    try:
+        return _envelope(value)
+    except (msgspec.DecodeError, RecursionError):
+        if not cut:
+            raise Unreadable("its value is no change event") from None
+    return _event(HALF.sub(rb"\1", value), cut=False)
 
 
 def _validate(key: bytes, value: bytes | None) -> None:
@@ -214,6 +224,13 @@ class Placeholder:
         texts = (text, encoded, uuid_text)
         shapes = (*texts, *([item] for item in texts), list(raw), pair, _compact(pair))
         self._shapes = frozenset(_compact(shape).encode() for shape in shapes)
+        masked = {
+            column.name: form
+            for column in table.columns
+            if column.mask and (form := column.mask.placeholder(column.type, text))
+        }
+        self._masked = {name: _compact(form).encode() for name, form in masked.items()}
+        self._unsure = {name for name, form in masked.items() if len(form) < SURE}
         self._text = _finder(text)
         # A table that was reshaped had other columns; one whose rows pass through may have some
         # that nobody knows yet.
@@ -222,7 +239,7 @@ class Placeholder:
         )
         text_only &= not table.reshaped
         other_marks = () if text_only else (encoded, uuid_text, _compact(list(raw))[1:-1])
-        self._other_marks = tuple(map(_finder, other_marks))
+        self._other_marks = tuple(map(_finder, (*other_marks, *masked.values())))
         self._reshaped = table.reshaped
         self._names = frozenset(column.name for column in table.columns)
 
@@ -238,9 +255,15 @@ class Placeholder:
             else:
                 return None
         values = members(row)
-        masked = [name for name, value in values.items() if bytes(value) in self._shapes]
+        masked = [
+            name
+            for name, value in values.items()
+            if (read := bytes(value)) in self._shapes or read == self._masked.get(name)
+        ]
         if not masked:
             return None
+        if not self._unsure.isdisjoint(masked):
+            raise Unreadable("a mask leaves open whether it has the value")
         # Views leave out columns that a reshaped table has no more, so these need no value.
         missing = tuple(name for name in masked if name in self._names or not self._reshaped)
         return CarriedRow(joined({**values, **dict.fromkeys(masked, NULL)}), missing)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cdc.model.mask import Mask
+
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
 """The pipeline's own tables in the source, captured like any other."""
 
@@ -32,6 +34,8 @@ class Column:
     type: str
     shape: Shape | None = None
     """None for what a captured table has: JSON of which nothing is known, and all other types."""
+    mask: Mask | None = None
+    """What the log has in place of the values."""
 
 
 @dataclass(frozen=True)

@@ -191,5 +191,8 @@ def _key_values(key: str, count: int) -> list[str]:
 
 
 def _document_value(table: Table, name: str) -> sql.Composable:
-    expression = kind(table.column(name).type).source
-    return sql.SQL("({})").format(sql.SQL(expression).format(sql.Identifier(name)))
+    column = table.column(name)
+    value: sql.Composable = sql.Identifier(name)
+    if column.mask:
+        value = sql.SQL(column.mask.sql(column.type, value.as_string(None)))
+    return sql.SQL("({})").format(sql.SQL(kind(column.type).source).format(value))
