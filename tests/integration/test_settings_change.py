@@ -3,6 +3,7 @@ are sent again.
 """
 
 import json
+from collections import Counter
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ from cdc.capture.configuration import placeholder
 from cdc.codec.record import RecordDecoder, Unreadable
 from cdc.codec.table import codec
 from cdc.control import registrations
+from cdc.documents.tables import view_tables
 from cdc.errors import SourceError
 from cdc.kafka.topics import Topics
 from cdc.model import mask
@@ -19,6 +21,7 @@ from cdc.model.mask import Mask
 from cdc.postgres.row_query import row_query
 from cdc.postgres.snapshot_request import resend
 from cdc.verify.row_equality import comparable
+from tests.support.pipelines import pipeline
 from tests.support.shop import Shop, read_records
 from tests.support.wait import wait_until
 
@@ -208,6 +211,55 @@ def test_masked_values_are_what_postgres_computes(
     topic = str([change.after for change in masked.log("shop.people")])
     assert not [text for text in clear if text in topic]
     assert "ends " in topic  # A cut leaves what is shorter.
+
+    # Views of several rows are made of what the log has.
+    watched = pipeline(
+        masked.pipeline.pipeline,
+        masked.pipeline.source.dsn,
+        {"table": "shop.people", "mask": MASKS},
+        state={"type": "redis", "url": "redis://127.0.0.1:1/2", "prefix": "x"},
+        views={
+            "people": {
+                "root": "shop.people",
+                "columns": ["cta", "cca"],
+                "where": "rta = '********'",
+                "include": {
+                    "same": {
+                        "table": "shop.people",
+                        "on": {"hta": "hta"},
+                        "many": True,
+                        "columns": ["cvb"],
+                    }
+                },
+                "to": ["topic"],
+            },
+            "notes": {
+                "from": "shop.people",
+                "group_by": ["cta"],
+                "select": {"rows": "count(*)"},
+                "to": ["topic"],
+            },
+        },
+    )
+    people, notes = view_tables(watched, [masked.table("shop.people")])
+    logged = {row_id: json.loads(text) for row_id, text in documents(masked, "shop.people").items()}
+    made = {row_id: json.loads(text) for row_id, text in shop.conn.execute(row_query(people))}
+    assert made == {
+        row_id: {
+            **{name: row[name] for name in ("id", "cta", "cca")},
+            "same": [
+                {"id": other["id"], "cvb": other["cvb"]}
+                for other in logged.values()
+                if row["hta"] is not None and other["hta"] == row["hta"]
+            ],
+        }
+        for row_id, row in logged.items()
+    }
+    counts = {
+        json.loads(text)["cta"]: json.loads(text)["rows"]
+        for _, text in shop.conn.execute(row_query(notes))
+    }
+    assert counts == Counter(row["cta"] for row in logged.values() if row["cta"] is not None)
 
     # A declared length that grows makes the hashes longer, without a change of any row.
     shop.conn.execute("ALTER TABLE shop.people ALTER hva TYPE varchar(30)")
