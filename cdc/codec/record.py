@@ -19,6 +19,7 @@ from cdc.model.table import Table
 
 __all__ = ["Change", "RecordDecoder", "Unreadable", "ValueNotRepresentable"]
 
+NO_EVENT = "its value is no change event"
 WRITES = ("u", "c", "r")
 SNAPSHOT = "r"
 DELETE = "d"
@@ -133,7 +134,12 @@ class RecordDecoder:
         row_id = table.row_id(key)
         if value is None:
             return Change(row_id, None, None, (), None, None)
-        event = _event(value, cut=table.cut)
+        try:
+            event = _envelope(value)
+        except (msgspec.DecodeError, RecursionError):
+            if not table.cut:
+                raise Unreadable(NO_EVENT) from None
+            event = _cut_event(value)
         source = event.source or _NOWHERE
         op = event.op
         row = None
@@ -147,9 +153,7 @@ class RecordDecoder:
             if op != SNAPSHOT and (carried := table.carried(row)):
                 row, missing = carried
         elif op != DELETE:
-            raise Unreadable(
-                "its value is no change event" if op is None else "its operation is unknown"
-            )
+            raise Unreadable(NO_EVENT if op is None else "its operation is unknown")
         if not table.holds(source):
             raise Unreadable("it is of another table")
         if op == "u" and table.events:
@@ -171,13 +175,12 @@ class RecordDecoder:
             return None
 
 
-def _event(value: bytes, *, cut: bool) -> _Envelope:
+def _cut_event(value: bytes) -> _Envelope:
+    """Decode an event in which a mask has cut a character apart. Raises Unreadable for any other."""
     try:
-        return _envelope(value)
+        return _envelope(HALF.sub(rb"\1", value))
     except (msgspec.DecodeError, RecursionError):
-        if not cut:
-            raise Unreadable("its value is no change event") from None
-    return _event(HALF.sub(rb"\1", value), cut=False)
+        raise Unreadable(NO_EVENT) from None
 
 
 def _validate(key: bytes, value: bytes | None) -> None:
