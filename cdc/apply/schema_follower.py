@@ -82,7 +82,12 @@ class SchemaFollower:
             except SettingsError as error:
                 log.warning("pipeline_file_not_read", error=error.message, hint=error.hint)
             captured = [entry.table for entry in self._pipeline.source.tables]
-            results = consequences(history, captured, registration.events)
+            masks = {
+                f"{entry.table}.{column}": mask
+                for entry in self._pipeline.source.tables
+                for column, mask in entry.mask.items()
+            }
+            results = consequences(history, captured, registration.events, masks)
             vanished = self._vanished_tables(results)
             newest = max((entry.id for entry in history if entry.table in captured), default=0)
             if self._described is None:
@@ -221,7 +226,7 @@ def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
     pipeline = pipeline.with_tables(registration.names)
     for entry in pipeline.source.tables:
         captured = registration.tables.get(entry.table)
-        sent = ("exclude", "key", "events")
+        sent = ("exclude", "mask", "key", "events")
         settings = {name: getattr(captured, name) for name in sent} if captured else {}
         entries.append(entry.model_copy(update=settings))
     return pipeline.model_copy(

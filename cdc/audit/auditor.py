@@ -288,7 +288,15 @@ class Auditor:
                 for sink in self._sinks
                 if isinstance(sink, Archive) and table.is_in(sink.name)
             ),
-            last_silent_change_lsn(control.definitions, table.qualified),
+            last_silent_change_lsn(
+                control.definitions,
+                table.qualified,
+                {
+                    f"{table.qualified}.{column.name}": column.mask
+                    for column in table.columns
+                    if column.mask
+                },
+            ),
         )
         topic_records = kafka_source.read_until(
             self._spark, self._pipeline.kafka, {table.topic: end}

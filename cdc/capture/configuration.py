@@ -69,6 +69,11 @@ def configuration(
     }
     if excluded:
         config["column.exclude.list"] = name_patterns(excluded)
+    masked: dict[str, list[str]] = {}
+    for entry in pipeline.source.tables:
+        for column, mask in entry.mask.items():
+            masked.setdefault(mask.setting, []).append(f"{entry.table}.{column}")
+    config |= {setting: name_patterns(columns) for setting, columns in masked.items()}
     keyed = [entry for entry in pipeline.source.tables if entry.key]
     if keys := [
         f"{name_pattern(entry.table)}:{','.join(map(name_pattern, entry.key))}" for entry in keyed

@@ -30,6 +30,7 @@ from cdc.control.registrations import Registration
 from cdc.control.repetition import repeating
 from cdc.errors import CdcError, SourceError
 from cdc.kafka.topics import Topics
+from cdc.model import mask
 from cdc.model.position import Position
 from cdc.postgres import source, table_survey
 
@@ -38,7 +39,13 @@ LATE_S = 2.0
 """Seconds beyond its interval after which a heartbeat is late. Then a stuck transaction is looked
 for.
 """
-LISTS = (INCLUDED, "column.exclude.list", "message.key.columns", "snapshot.select.statement")
+LISTS = (
+    INCLUDED,
+    "column.exclude.list",
+    "message.key.columns",
+    "snapshot.select.statement",
+    *mask.SETTINGS,
+)
 """Prefixes of the settings that list tables."""
 LOST = re.compile("ProducerFenced|InvalidProducerEpoch|InvalidTxnState")
 """Failures of a task that has lost its transaction. After a restart it reads the same changes

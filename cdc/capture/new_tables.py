@@ -62,6 +62,8 @@ def find_backfills(
                 backfills.append(Backfill(table, f"its rows {now}", True))
             elif old_capture.unsent != new_capture.unsent:
                 backfills.append(Backfill(table, "it has other columns", False))
+            elif old_capture.mask != new_capture.mask:
+                backfills.append(Backfill(table, "it has other masks", False))
     return backfills
 
 

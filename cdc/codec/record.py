@@ -15,14 +15,18 @@ from cdc.codec.members import NULL, joined, members
 from cdc.codec.problem import EventChanged, Undecided, Unreadable, ValueNotRepresentable
 from cdc.codec.table import NO_KEY, codec, document_words
 from cdc.codec.types import kind
+from cdc.model.mask import SURE
 from cdc.model.table import RowCondition, Table
 
 __all__ = ["Change", "RecordDecoder", "Unreadable", "ValueNotRepresentable"]
 
+NO_EVENT = "its value is no change event"
 WRITES = ("u", "c", "r")
 SNAPSHOT = "r"
 DELETE = "d"
 _sequence = msgspec.json.Decoder(list[str | None]).decode
+HALF = re.compile(rb'(?<!\\)((?:\\\\)*)\\u[Dd][89ABab][0-9A-Fa-f]{2}(?=")')
+"""The first half of a surrogate pair at the end of a text: a mask has cut the character apart."""
 TEXT_ONLY = (
     *(
         "smallint",
@@ -84,11 +88,12 @@ _NOWHERE = _Source()
 class _Topic:
     """Whatever decoding needs of a table, prepared once for all of its records."""
 
-    __slots__ = ("carried", "events", "meets", "name", "row_id", "schema", "table")
+    __slots__ = ("carried", "cut", "events", "meets", "name", "row_id", "schema", "table")
 
     def __init__(self, table: Table, placeholder: str) -> None:
         self.row_id = codec(table).row_id
         self.carried = Placeholder(placeholder, table).carried
+        self.cut = table.has_cuts
         self.events = table.events
         self.meets = None if table.where is None else _check_of(table, table.where)
         self.name = table.topic
@@ -138,7 +143,9 @@ class RecordDecoder:
         try:
             event = _envelope(value)
         except (msgspec.DecodeError, RecursionError):
-            raise Unreadable("its value is no change event") from None
+            if not table.cut:
+                raise Unreadable(NO_EVENT) from None
+            event = _cut_event(value)
         source = event.source or _NOWHERE
         op = event.op
         row = None
@@ -153,9 +160,7 @@ class RecordDecoder:
             if op != SNAPSHOT and (carried := table.carried(row)):
                 row, missing, undecided = carried
         elif op != DELETE:
-            raise Unreadable(
-                "its value is no change event" if op is None else "its operation is unknown"
-            )
+            raise Unreadable(NO_EVENT if op is None else "its operation is unknown")
         if not table.holds(source):
             raise Unreadable("it is of another table")
         if op == "u" and table.events:
@@ -200,6 +205,14 @@ def _check_of(table: Table, where: RowCondition) -> Callable[[bytes], bool]:
     values = codec(columns).row_values
     evaluate = where.expression.evaluate
     return lambda row: evaluate(values(row)) is True
+
+
+def _cut_event(value: bytes) -> _Envelope:
+    """Decode an event in which a mask has cut a character apart. Raises Unreadable for any other."""
+    try:
+        return _envelope(HALF.sub(rb"\1", value))
+    except (msgspec.DecodeError, RecursionError):
+        raise Unreadable(NO_EVENT) from None
 
 
 def _validate(key: bytes, value: bytes | None) -> None:
@@ -247,6 +260,14 @@ class Placeholder:
         texts = (text, encoded, uuid_text)
         shapes = (*texts, *([item] for item in texts), list(raw), pair, _compact(pair))
         self._shapes = frozenset(_compact(shape).encode() for shape in shapes)
+        conditional = table.where.columns if table.where else ()
+        masked = {
+            column.source_name: form
+            for column in (*table.columns, *conditional)
+            if column.mask and (form := column.mask.placeholder(column.type, text))
+        }
+        self._masked = {name: _compact(form).encode() for name, form in masked.items()}
+        self._unsure = {name for name, form in masked.items() if len(form) < SURE}
         self._text = _finder(text)
         # A table that was reshaped had other columns; one whose rows pass through may have some
         # that nobody knows yet.
@@ -255,10 +276,9 @@ class Placeholder:
         )
         text_only &= not table.reshaped
         other_marks = () if text_only else (encoded, uuid_text, _compact(list(raw))[1:-1])
-        self._other_marks = tuple(map(_finder, other_marks))
+        self._other_marks = tuple(map(_finder, (*other_marks, *masked.values())))
         self._reshaped = table.reshaped
         self._names = {column.source_name: column.name for column in table.columns}
-        conditional = table.where.columns if table.where else ()
         self._conditional = frozenset(column.source_name for column in conditional)
 
     def carried(self, row: bytes) -> CarriedRow | None:
@@ -273,9 +293,15 @@ class Placeholder:
             else:
                 return None
         values = members(row)
-        masked = [name for name, value in values.items() if bytes(value) in self._shapes]
+        masked = [
+            name
+            for name, value in values.items()
+            if (read := bytes(value)) in self._shapes or read == self._masked.get(name)
+        ]
         if not masked:
             return None
+        if not self._unsure.isdisjoint(masked):
+            raise Unreadable("a mask leaves open whether it has the value")
         # Views leave out columns that a reshaped table has no more, so these need no value.
         missing = tuple(
             self._names.get(name, name)

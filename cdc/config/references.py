@@ -97,7 +97,8 @@ def replaced(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Refer
         setting = next((key for key in reversed(keys) if not key.isdecimal()), "")
         try:
             content = secrets.read(text)
-            if setting in LOGINS:
+            # The salt of a mask: `source_settings` refuses the reference, which it has to see.
+            if setting in (*LOGINS, "hash"):
                 return text
             return secrets.read_before_login(text) if setting in URLS else content
         except SecretUnreadable as error:

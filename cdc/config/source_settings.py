@@ -15,6 +15,7 @@ from pydantic import (
 
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import Section
+from cdc.model.mask import Mask
 
 RESERVED_SETTINGS = (
     *("gc_deletes.", "blocks.", "mode.", "mapping.source.", "default_pipeline.", "final_pipeline."),
@@ -80,6 +81,27 @@ def matches(pattern: str, table: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]*"), table) is not None
 
 
+def _mask(value: object) -> Mask:
+    """The mask that the file writes as `redact`, `{hash: SALT}` or `{cut: 20}`. Raises InvalidSetting."""
+    if isinstance(value, Mask):
+        return value
+    if value == "redact":
+        return Mask(redact=True)
+    match value:
+        case {"cut": int(length), **others} if not others and length > 0 and length is not True:
+            return Mask(cut=length)
+        case {"hash": str(salt), **others} if not others:
+            # The connector has the salt in the name of a setting, where Connect resolves no reference.
+            if not re.fullmatch(r"[A-Za-z0-9_-]+", salt):
+                raise InvalidSetting(
+                    "the salt of a hash has letters, digits, _ and - only, and can't be a reference to a file:"
+                    " whoever may read the connector's settings reads it",
+                    "for example: {hash: shop-2026}; for values that nobody may find out: redact, or exclude",
+                )
+            return Mask(hash=salt)
+    raise InvalidSetting("no such mask", "one of: redact, {hash: SALT}, {cut: 20}")
+
+
 class IndexSettings(Section):
     """The search index of a table, as far as the types of its columns don't decide it."""
 
@@ -103,6 +125,12 @@ class TableSettings(Section):
     """
     exclude: tuple[str, ...] = ()
     """Columns that no view has, and no topic."""
+    mask: dict[str, Annotated[Mask, BeforeValidator(_mask)]] = Field(
+        default={}, examples=["{email: {hash: shop-2026}, note: {cut: 20}, ssn: redact}"]
+    )
+    """Columns of text whose values the connector changes before they are in a topic: `redact`, `{hash: SALT}` or
+    `{cut: 20}`.
+    """
     key: tuple[str, ...] = ()
     """Columns that identify a row where there is no primary key: the columns of a unique index,
     none of them nullable.
@@ -121,11 +149,22 @@ class TableSettings(Section):
 
     @model_validator(mode="after")
     def _check_options(self) -> "TableSettings":
-        if self.pattern and (self.exclude or self.key or self.index.fields):
+        if self.pattern and (self.exclude or self.mask or self.key or self.index.fields):
             raise InvalidSetting(
-                "exclude, key and index.fields are a single table's, not a pattern's",
+                "exclude, mask, key and index.fields are a single table's, not a pattern's",
                 f"list that table as well: [{self.table}, {{table: schema.table, exclude: [column]}}]",
             )
+        for column in self.mask:
+            if column in self.exclude:
+                raise InvalidSetting(
+                    f"{column} is excluded, so there is nothing to mask",
+                    f"take {column} out of exclude or out of mask",
+                )
+            if column in self.key:
+                raise InvalidSetting(
+                    f"{column} is part of the key, which the connector can't mask",
+                    f"take {column} out of mask, or choose another key",
+                )
         return self
 
     @property

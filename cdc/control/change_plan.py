@@ -6,16 +6,22 @@ Out: `Plan`. Pure: `cdc.cli.plan` asks the servers.
 Invariant: a verb's refusal appears here in the same words, because it comes from the same check.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import CdcError
+from cdc.model import mask
 
-TABLE_SETTINGS = ("table.include.list", "column.exclude.list", "message.key.columns")
-"""Settings of the connector that follow from the tables; the plan has a line for each table
-instead.
+TABLE_SETTINGS = (
+    "table.include.list",
+    "column.exclude.list",
+    "message.key.columns",
+    *mask.SETTINGS,
+)
+"""Beginnings of settings of the connector that follow from the tables; the plan has a line for each
+table instead.
 """
 
 
@@ -197,16 +203,27 @@ def _table_lines(table: str, was: Captured | None, now: Captured) -> list[str]:
         if hidden
         else []
     )
-    return lines + (
+    lines += (
         [f"capture {', '.join(shown)} of {table}: all its rows are sent again"] if shown else []
     )
+    for column in sorted(now.mask.keys() | was.mask.keys()):
+        if now.mask.get(column) == was.mask.get(column) or column in now.unsent:
+            continue
+        if column in now.mask:
+            what = f"mask {column} of {table} ({now.mask[column]})"
+            after = "the topic keeps what was sent before until it is compacted"
+        else:
+            what = f"send {column} of {table} without a mask"
+            after = "every view gets its values"
+        lines.append(f"{what}: all its rows are sent again; {after}")
+    return lines
 
 
 def _changed_settings(
-    current: Mapping[str, str], requested: Mapping[str, str], excluded: Collection[str] = ()
+    current: Mapping[str, str], requested: Mapping[str, str], excluded: tuple[str, ...] = ()
 ) -> list[str]:
     """The names of settings that differ. Not their values, because one is the connector's
     password.
     """
     names = [name for name in requested if current.get(name) != requested[name]]
-    return [name for name in names if name not in excluded]
+    return [name for name in names if not name.startswith(excluded)]

@@ -14,6 +14,7 @@ import msgspec
 from cdc.config.settings import Pipeline
 from cdc.errors import AnotherServer, ConnectorError, SettingsError, SourceError
 from cdc.kafka.topics import Topics
+from cdc.model.mask import Mask
 from cdc.model.obstacle import Obstacle
 from cdc.model.position import Position, Server
 
@@ -37,6 +38,7 @@ class Captured:
     """Excluded columns that were sent once. The topic still has their values."""
     events: bool = False
     """Whether the rows are events."""
+    mask: Mapping[str, Mask] = field(default_factory=dict)
 
     @property
     def unsent(self) -> frozenset[str]:
@@ -137,6 +139,7 @@ def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> Non
             "key": captured.key != entry.key,
             "events": captured.events != entry.events,
             "exclude": set(captured.exclude) != set(entry.exclude),
+            "mask": captured.mask != entry.mask,
         }
         for setting in filter(changed.get, changed):
             raise SettingsError(
@@ -266,6 +269,7 @@ def captured_tables(
             entry.key,
             tuple(unpublished.get(entry.table, ())),
             events=entry.events,
+            mask=entry.mask,
         )
         for entry in pipeline.source.tables
     }

@@ -44,6 +44,7 @@ from cdc.documents.plan import (
     Window,
 )
 from cdc.errors import SettingsError
+from cdc.model.mask import SURE, hash_length
 from cdc.model.table import Column, Table
 from cdc.scalar.instants import EPOCH
 from cdc.scalar.operators import Term, quoted_name
@@ -469,6 +470,7 @@ class _Resolver:
             parents.append(self._expression(parent, left, place))
             children.append(self._expression(table, right, place))
             self._require_comparable((parent, parents[-1]), (table, children[-1]), place)
+            self._require_same_masks((parent, parents[-1]), (table, children[-1]), place)
         time = self._time_join(parent, table, settings, keys)
         return Join(tuple(parents), tuple(children), time)
 
@@ -516,6 +518,32 @@ class _Resolver:
                     keys, f"values of type {type_} can't be compared exactly", accepted
                 )
         raise self.pipeline.mistake(keys, f"{types[0]} can't be compared with {types[1]}", accepted)
+
+    def _require_same_masks(
+        self, left: tuple[Table, Term], right: tuple[Table, Term], keys: Keys
+    ) -> None:
+        """Refuse a join of masked values, except hash = hash, whole and with one salt."""
+        hashes = []
+        for table, term in (left, right):
+            masked = [table.column(name) for name in term.columns if table.column(name).mask]
+            forms = [
+                (column.mask.hash, hash_length(column.type))
+                for column in masked
+                if column.mask and column.mask.hash and term.operator == "column"
+            ]
+            if masked and (not forms or forms[0][1] < SURE):
+                raise self.pipeline.mistake(
+                    keys,
+                    f"{table.qualified}.{masked[0].name} is masked: values that differ may be equal in the log",
+                    "join on another column, or hash both columns, each of type text",
+                )
+            hashes.append(forms)
+        if hashes[0] != hashes[1]:
+            raise self.pipeline.mistake(
+                keys,
+                "only one side is hashed, or their salts or declared lengths differ: no rows would match",
+                "hash both columns with the same salt, each of type text",
+            )
 
     def _require_plain_column(self, table: Table, setting: str, name: str, keys: Keys) -> None:
         if OPERATORS.search(name) and name not in (column.name for column in table.columns):

@@ -169,8 +169,16 @@ def _select(
 ) -> str:
     only = "ONLY " if table.has_children else ""
     name = f"{only}{quoted_table(table)}"
+    if any(column.mask for column in table.columns):
+        as_in_log = ", ".join(map(_as_in_log, table.columns))
+        name = f"(SELECT {as_in_log} FROM {name})"
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     return f"SELECT {', '.join(columns)} FROM {' '.join([f'{name} AS {alias}', *joins])}{where}"
+
+
+def _as_in_log(column: Column) -> str:
+    name = quoted_name(column.name)
+    return f"{column.mask.sql(column.type, name)} AS {name}" if column.mask else name
 
 
 class _Parts:

@@ -54,7 +54,8 @@ def _row_members(root: Node) -> tuple[Column, ...]:
 def _members(node: Node) -> tuple[Column, ...]:
     """Return what the object of a row has: columns, numbers over its children, nested members."""
     return (
-        *node.shown,
+        # Its query has them masked already.
+        *(replace(column, mask=None) for column in node.shown),
         *(
             Column(part.name, part.result_type(child.table))
             for child in node.children

@@ -251,6 +251,7 @@ SETTINGS = _kinds(
             "offset.mismatch.strategy": "After a restored backup changes may be missing without a word.",
             "snapshot.mode": "Rows from before the registration may be in no view.",
             "include.unknown.datatypes": "Views may lack columns that Postgres has.",
+            "column.mask": "The log gets values that the file masks, or other ones.",
             "skipped.operations": "A truncate event ends the task, or views keep deleted rows.",
             "heartbeat.interval.ms": (
                 "Nobody knows whether changes come through, and an idle database keeps its log."

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from cdc.model.mask import Mask
+
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
 """The pipeline's own tables in the source, captured like any other."""
 
@@ -34,6 +36,8 @@ class Column:
     type: str
     shape: Shape | None = None
     """None for what a captured table has: JSON of which nothing is known, and all other types."""
+    mask: Mask | None = None
+    """What the log has in place of the values."""
     renamed_from: str | None = None
     """The source's name, where a sink has another."""
 
@@ -164,6 +168,8 @@ class Table:
     """
     events: bool = False
     """Whether the rows are events: views keep those that the table has no longer."""
+    has_cuts: bool = False
+    """Whether a mask cuts texts of its rows: a record may then hold half of a character."""
     unlisted_by: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """The sinks that have no view of a captured table."""
     projections: Mapping[str, Projection] = field(default_factory=dict, compare=False, repr=False)

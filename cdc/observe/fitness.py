@@ -19,6 +19,7 @@ from cdc.kafka.log_continuity import RETENTION
 from cdc.kafka.log_refusals import renewal, renewed_name, shape_errors
 from cdc.kafka.topic_specs import COMPACTION_LAG, FOREVER_MS, topic_settings, topic_specs
 from cdc.kafka.topics import Topics
+from cdc.model import mask
 from cdc.model.finding import LOOK_AGAIN, Finding, find, find_setting
 from cdc.model.installation import install_command
 from cdc.model.wording import full_stopped
@@ -110,6 +111,15 @@ def _check_settings(
         dangerous |= set(BEATS)
         message = "The connector sends no heartbeat: an idle database keeps its log for ever."
         yield find_setting(BEATS[0], message, REGISTER)
+    masks = [
+        {name: value for name, value in config.items() if name.startswith(mask.SETTINGS)}
+        for config in (current, expected)
+    ]
+    # Their names hold the salt, so they aren't printed.
+    dangerous |= {*masks[0], *masks[1]}
+    if masks[0] != masks[1]:
+        message = "The connector masks other columns than the file says, or in another way."
+        yield find_setting("column.mask", message, REGISTER)
     differing = sorted(
         name
         for name in {*current, *expected} - dangerous

@@ -39,7 +39,7 @@ def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Comp
     def member(column: Column) -> sql.Composable:
         return sql.SQL(
             "to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')"
-        ).format(sql.Literal(column.name), _document_value(table, column.source_name))
+        ).format(sql.Literal(column.name), _document_value(column))
 
     # Values of json come last, as in the views: equal rows then have equal text and needn't be
     # parsed.
@@ -110,9 +110,10 @@ def identity(table: Table) -> sql.Composable:
     `TableCodec.row_id` computes the same in Python.
     """
     if len(table.key) == 1:
-        return sql.SQL("{}::text").format(_document_value(table, table.key[0]))
+        return sql.SQL("{}::text").format(_document_value(table.column(table.key[0])))
     literals = [
-        sql.SQL("to_json({})::text").format(_document_value(table, name)) for name in table.key
+        sql.SQL("to_json({})::text").format(_document_value(table.column(name)))
+        for name in table.key
     ]
     return sql.SQL("'[' || array_to_string(ARRAY[{}], ',') || ']'").format(
         sql.SQL(", ").join(literals)
@@ -195,6 +196,8 @@ def _key_values(key: str, count: int) -> list[str]:
     return parts if valid else []
 
 
-def _document_value(table: Table, name: str) -> sql.Composable:
-    expression = kind(table.column(name).type).source
-    return sql.SQL("({})").format(sql.SQL(expression).format(sql.Identifier(name)))
+def _document_value(column: Column) -> sql.Composable:
+    value: sql.Composable = sql.Identifier(column.source_name)
+    if column.mask:
+        value = sql.SQL(column.mask.sql(column.type, value.as_string(None)))
+    return sql.SQL("({})").format(sql.SQL(kind(column.type).source).format(value))

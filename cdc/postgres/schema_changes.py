@@ -6,10 +6,12 @@ would send.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
+from cdc.model.mask import Mask
 from cdc.postgres.table_definition import ColumnDefinition, Definition, TypeDefinition
 
 Impact = Literal["none", "refresh", "cleanse", "gone"]
@@ -26,6 +28,7 @@ definition, were read under the old one.
 """
 TYPE = re.compile(r"([a-z ]+?)(?:\((\d+)(?:,(-?\d+))?\))?((?:\[\])*)")
 UNLIMITED = 1 << 31
+UNMASKED: Mapping[str, Mask] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,18 @@ class Consequence:
 
 
 def consequences(
-    history: Sequence[Definition], captured: Collection[str], events: Collection[str] = ()
+    history: Sequence[Definition],
+    captured: Collection[str],
+    events: Collection[str] = (),
+    masks: Mapping[str, Mask] = UNMASKED,
 ) -> list[Consequence]:
     """The consequences of streamed definitions of captured tables, in the order of the journal.
 
     `history` holds all records of the topic. Of an entry that occurs twice, as after another
     snapshot, the last counts. `events`: tables whose views keep rows that vanish.
+    `masks`: of columns, as schema.table.column.
     """
-    journal = _Journal(events)
+    journal = _Journal(events, masks)
     results = []
     newest = {entry.id: entry for entry in history}
     for entry in sorted(newest.values(), key=lambda entry: entry.id):
@@ -63,7 +70,9 @@ def consequences(
     return results
 
 
-def last_silent_change_lsn(history: Sequence[Definition], table: str) -> int:
+def last_silent_change_lsn(
+    history: Sequence[Definition], table: str, masks: Mapping[str, Mask] = UNMASKED
+) -> int:
     """The LSN of the last definition that changed rows of a table without events; 0 if there is
     none.
 
@@ -71,7 +80,7 @@ def last_silent_change_lsn(history: Sequence[Definition], table: str) -> int:
     """
     silent = {
         consequence.id
-        for consequence in consequences(history, [table])
+        for consequence in consequences(history, [table], masks=masks)
         if consequence.kind in ("refresh", "cleanse")
     }
     return max((entry.lsn for entry in history if entry.id in silent), default=0)
@@ -79,9 +88,10 @@ def last_silent_change_lsn(history: Sequence[Definition], table: str) -> int:
 
 @dataclass
 class _Journal:
-    """The state of the journal before the next entry. `events`: see `consequences`."""
+    """The state of the journal before the next entry. `events`, `masks`: see `consequences`."""
 
     events: Collection[str] = ()
+    masks: Mapping[str, Mask] = field(default_factory=dict)
     by_relation: dict[int, Definition] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
     """The relation that a captured name stands for."""
@@ -150,7 +160,7 @@ class _Journal:
             return "none", f"the first that is known of {entry.table}"
         verdicts: list[Verdict] = [("none", f"rows of {entry.table} stay as they are")]
         dropped = self.dropped.get(entry.relation, set())
-        verdicts += _compare_columns(previous, entry, dropped)
+        verdicts += _compare_columns(previous, entry, dropped, self.masks)
         # Only later renames count: an older name may have been given to another partition.
         renamed = {
             name: definition.table
@@ -170,7 +180,10 @@ def _strength(verdict: Verdict) -> int:
 
 
 def _compare_columns(
-    previous: Definition, current: Definition, dropped: Collection[str]
+    previous: Definition,
+    current: Definition,
+    dropped: Collection[str],
+    masks: Mapping[str, Mask],
 ) -> Iterator[Verdict]:
     old_columns = previous.columns or ()
     new_columns = current.columns or ()
@@ -185,6 +198,9 @@ def _compare_columns(
             yield from _column_added(column, current.table, used_names, belated=belated)
         else:
             yield from _column_changed(was, column, current.table, has_key=bool(current.key))
+            mask = masks.get(f"{current.table}.{column.name}")
+            if mask and mask.sql(was.type, "") != mask.sql(column.type, ""):
+                yield "refresh", f"the mask of {column.name} of {current.table} has another length"
 
 
 def _column_added(

@@ -17,6 +17,7 @@ from cdc.config.source_settings import TableSettings
 from cdc.config.view_settings import SCHEMA, tables_of
 from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model import column_names, pg_types
+from cdc.model.mask import TYPES
 from cdc.model.table import (
     Column,
     Derivation,
@@ -54,6 +55,11 @@ FROM bare JOIN pg_type t ON t.oid = type
 JOIN pg_type e ON e.oid = CASE t.typcategory WHEN 'A' THEN t.typelem ELSE t.oid END
 WHERE t.typtype <> 'd'
 ORDER BY at
+"""
+# The type of a domain is its own: Debezium masks none.
+MASKED = """
+SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute
+WHERE attrelid = %s AND attname = ANY (%s) AND attnum > 0 AND NOT attisdropped
 """
 GENERATED = """
 SELECT n.nspname || '.' || c.relname, array_agg(a.attname::text ORDER BY a.attnum)
@@ -327,7 +333,12 @@ def _describe(
     _check_columns(
         entry.table, entry.table, entry.exclude, [column.name for column in columns], key
     )
-    captured = tuple(column for column in columns if column.name not in entry.exclude)
+    captured = tuple(
+        replace(column, mask=entry.mask.get(column.name))
+        for column in columns
+        if column.name not in entry.exclude
+    )
+    _check_masks(conn, oid, entry, key)
     index = IndexOptions(entry.index.fields, entry.index.settings)
     topic = pipeline.topic(entry.table)
     table = Table(
@@ -340,6 +351,7 @@ def _describe(
         labels=labels,
         has_children=has_children,
         events=entry.events,
+        has_cuts=any(mask.cut for mask in entry.mask.values()),
     )
     collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
     if error := column_names.refusal_error(
@@ -385,7 +397,12 @@ def _row_condition(table: Table, text: str, subject: str) -> RowCondition:
             f"{subject}: where: {problem}.", hint=error.hint, table=table.qualified
         ) from None
     columns = tuple(column for column in table.columns if column.name in term.columns)
-    return RowCondition(sql_text(term, quoted_name), term, columns)
+
+    def as_in_log(name: str) -> str:
+        mask = table.column(name).mask
+        return mask.sql(table.column(name).type, quoted_name(name)) if mask else quoted_name(name)
+
+    return RowCondition(sql_text(term, as_in_log), term, columns)
 
 
 def _check_projection(table: Table, projection: Projection, subject: str) -> None:
@@ -407,6 +424,30 @@ def _check_projection(table: Table, projection: Projection, subject: str) -> Non
             hint="rename one of them to another name, which differs in more than case",
             table=table.qualified,
         )
+
+
+def _check_masks(conn: Connection, oid: int, entry: TableSettings, key: Sequence[str]) -> None:
+    """Refuse a mask that the connector wouldn't apply."""
+    if not entry.mask:
+        return
+    types: dict[str, str] = dict(conn.execute(MASKED, [oid, list(entry.mask)]).fetchall())
+    for name in entry.mask:
+        if name not in types:
+            # Not UnknownExclude: under another name its values would come unmasked.
+            problem = f"{entry.table} has no column {name}, which its `mask` names."
+            hint = f"correct mask of {entry.table} in the pipeline file, then: cdc -p FILE register"
+        elif name in key:
+            problem = f"{entry.table}.{name} is part of the key, which the connector can't mask."
+            hint = f"take {name} out of mask, or choose another key (key: [...])"
+        elif types[name] not in TYPES:
+            problem = (
+                f"{entry.table}.{name} can't be masked: the connector masks {', '.join(TYPES)}, and its"
+                f" type is {types[name]}."
+            )
+            hint = f"take {name} out of mask, and exclude it: {{table: {entry.table}, exclude: [{name}]}}"
+        else:
+            continue
+        raise TableRefused(problem, hint=hint, table=entry.table)
 
 
 def _check_columns(

@@ -1,4 +1,6 @@
-"""Columns that the pipeline file stops excluding, or begins to: the views follow, and so does what a rebuild reads."""
+"""Columns that the pipeline file stops excluding or masking, or begins to: the views follow, and so does what a
+rebuild reads.
+"""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -7,6 +9,7 @@ import deltalake
 import pyarrow as pa
 import redis
 
+from cdc.connectors.client import Connect
 from tests.scenarios.test_definitions import equal_soon
 from tests.support import http
 from tests.support.wait import wait_until
@@ -38,6 +41,9 @@ def values_by_sink(world: "World", column: str) -> dict[str, list[Any]]:
     }
 
 
+HASHED = "{table: public.items, partitions: 1, exclude: [secret], mask: {note: {hash: shop-2026}}}"
+
+
 def rows_with(world: "World", column: str) -> set[int]:
     return set(map(len, values_by_sink(world, column).values()))
 
@@ -62,6 +68,31 @@ def test_values_come_and_go_with_the_file(world: "World") -> None:
             60,
             lambda: str(values_by_sink(world, "secret")),
         )
+        world.write_file(HASHED)
+        (line,) = world.json("plan")["register"]
+        assert line.startswith(
+            "mask note of public.items (hash): all its rows are sent again; the topic keeps"
+        )
+        world.begin(HASHED)
+        equal_soon(world)
+        notes = {note for view in values_by_sink(world, "note").values() for note in view}
+        assert {len(note) for note in notes} == {64}
+        assert len(notes) == 2
+        # Planted: a connector that masks nothing. The comparison shows each row that it sends.
+        with Connect(world.pipeline.connect) as connect:
+            config = connect.config(world.name) or {}
+            masks = [name for name in config if name.startswith("column.mask")]
+            assert len(masks) == 1
+            connect.put(world.name, {name: config[name] for name in config.keys() - masks})
+        world.sql("UPDATE items SET note = 'clear' WHERE id < 3")
+        world.settle()
+        compared = [part.to_dict() for part in world.compare()]
+        assert [part["different"] for part in compared] == [2] * 3
+        world.cdc("register")
+        world.sql("UPDATE items SET note = 'hashed' WHERE id < 3")
+        equal_soon(world)
+    world.write_file(HASHED.replace("shop-2026", "shop-2027"))
+    assert "`mask` of public.items" in world.cdc("run", code=2).stderr
     world.write_file("{table: public.items, partitions: 1}")
     assert "cdc register" in " ".join(
         world.cdc("run", code=2).stderr.replace("-p FILE ", "").split()
@@ -70,7 +101,7 @@ def test_values_come_and_go_with_the_file(world: "World") -> None:
         finding for finding in world.json("status")["findings"] if finding["code"] == "file-changed"
     )
     assert "`exclude` of public.items" in finding["message"]
-    world.write_file("{table: public.items, partitions: 1, exclude: [secret]}")
+    world.write_file(HASHED)
     world.rebuild("search")
     world.assert_equal()
     assert rows_with(world, "secret") == {0}

@@ -159,8 +159,9 @@ def test_a_pattern_has_to_mean_something_that_is_registered(
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("{table: public.*, exclude: [note]}", "exclude, key and index.fields are a single table's"),
-        ("{table: public.*, key: [a]}", "exclude, key and index.fields are a single table's"),
+        ("{table: public.*, exclude: [note]}", "exclude, mask, key and index.fields are a single table's"),
+        ("{table: public.*, mask: {a: redact}}", "exclude, mask, key and index.fields are a single table's"),
+        ("{table: public.*, key: [a]}", "exclude, mask, key and index.fields are a single table's"),
         ("{table: public.*, index: {fields: {a: {type: keyword}}}}", "index.fields are a single table's"),
         ('"public.a?*"', "a pattern has letters, digits, _, - and * only"),
         ('"public*"', "a table is written schema.table"),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from cdc.codec.record import Change, RecordDecoder, Unreadable
 from cdc.codec.table import codec
+from cdc.model.mask import Mask
 from cdc.model.table import Column, Table, row_id
 from cdc.sinks.elasticsearch.scan import LONGEST_ID, document_id
 from tests.support import twin
@@ -159,6 +161,31 @@ def test_every_shape_is_a_placeholder(kind: str, ascii_only: bool) -> None:
     change = update(keyed(a=type_, é=type_), {**row, "k": "1"}, ascii_only=ascii_only)
     assert change.missing == ("a", "é")
     assert twin.loads((change.row or b"").decode()) == {**row, "k": "1", "a": None, "é": None}
+
+
+def test_a_masked_placeholder_is_one() -> None:
+    """The connector masks it as any value, and cuts a character of two units apart."""
+    hashed, cut, short = Mask(hash="salt"), Mask(cut=40), Mask(cut=20)
+    columns = [Column("k", "text"), Column("h", "text", mask=hashed), Column("c", "text", mask=cut)]
+    table = replace(keyed(), columns=tuple(columns), has_cuts=True)
+    digest = sha256(f"salt{PLACEHOLDER}".encode()).hexdigest()
+    row = {"k": "1", "h": digest, "c": PLACEHOLDER[:40]}
+    assert update(table, row).missing == ("h", "c")
+    assert update(table, {**row, "h": digest[1:], "c": PLACEHOLDER[:39]}).missing == ()
+    table = replace(table, columns=(*columns[:2], Column("c", "text", mask=short)))
+    with pytest.raises(Unreadable, match="a mask leaves open"):
+        update(table, {**row, "c": PLACEHOLDER[:20]})
+    # As bytes: Python's own encoder has no half of a pair.
+    texts = {
+        "x\\uD83D": "x",
+        "\\\\uD83D": "\\uD83D",
+        "\\\\\\uD83D": "\\",
+        "\\uD83D\\uDE00": "\U0001f600",
+    }
+    for written, read in texts.items():
+        value = b'{"op":"c","after":{"k":"1","h":null,"c":"%b"}}' % written.encode()
+        change = decoder(table).decode(table.topic, b'{"k":"1"}', value)
+        assert json.loads(change.row or b"")["c"] == read
 
 
 @pytest.mark.parametrize(("op", "missing"), [("u", ("v",)), ("c", ("v",)), ("r", ())])

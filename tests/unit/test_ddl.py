@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import DecodeError
+from cdc.model.mask import Mask
 from cdc.postgres.schema_changes import Consequence, consequences, same_text
 from cdc.postgres.table_definition import ColumnDefinition, Definition, TypeDefinition, parse
 
@@ -37,6 +38,23 @@ def kinds(*history: Definition) -> list[str]:
     made = consequences(history, ["public.t"])
     assert {consequence.table for consequence in made} <= {"public.t"}
     return [consequence.kind for consequence in made]
+
+
+def test_a_mask_depends_on_the_declared_length() -> None:
+    """A hash is cut to it, and what is declared to be short isn't cut at all: rows have to be sent again."""
+    for mask, kind in (
+        (Mask(hash="s"), "refresh"),
+        (Mask(cut=30), "refresh"),
+        (Mask(cut=4), "none"),
+    ):
+        for before, after in (
+            (NOTE.type, "character varying(40)"),
+            ("character varying(90)", "text"),
+        ):
+            short = entry(1, "PUBLISH", columns=(ID, replace(NOTE, type=before)), streamed=False)
+            long = entry(2, columns=(ID, replace(NOTE, type=after)))
+            (made,) = consequences([short, long], ["public.t"], masks={"public.t.note": mask})
+            assert made.kind == (kind if before == NOTE.type else "none")
 
 
 def verdict(*columns: ColumnDefinition, **fields: Any) -> Consequence:

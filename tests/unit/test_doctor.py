@@ -198,6 +198,7 @@ CONNECT_FAULTS: Faults = {
     ),
     ("connector-refused", "the connector"): lambda: connect(refusal="database.hostname: no login"),
     differs("heartbeat.interval.ms"): lambda: setting("heartbeat.interval.ms", "0"),
+    differs("column.mask"): lambda: setting("column.mask.hash.v2.SHA-256.with.salt.s", "t"),
     ("connector-differs", "shop"): lambda: setting("max.batch.size", "1"),
     **{differs(name): partial(setting, name) for name in DANGEROUS},
 }

@@ -15,6 +15,7 @@ from cdc.control.change_plan import (
     plan,
 )
 from cdc.control.registrations import Captured, Registration
+from cdc.model.mask import Mask
 
 ITEMS, ORDERS = "public.items", "public.orders"
 CONFIG = {"heartbeat.interval.ms": "2000", "database.password": "secret", "table.include.list": "x"}
@@ -60,6 +61,19 @@ def requested(tables: dict[str, Captured] | None = None, **changed: Any) -> Requ
         (
             current(), requested({ITEMS: Captured(("b",))}),
             [f"withdraw b of {ITEMS} from every view: {RESEND}", f"capture note of {ITEMS}: {RESEND}"],
+        ),
+        (
+            current(), requested({ORDERS: Captured(mask={"b": Mask(hash="salt"), "a": Mask(cut=20)})}),
+            [
+                f"mask {column} of {ORDERS} ({how}): {RESEND}; the topic keeps what was sent before until it is"
+                " compacted"
+                for column, how in (("a", "cut to 20"), ("b", "hash"))
+            ],
+        ),
+        (
+            current(registration=Registration(tables={**CAPTURED, ORDERS: Captured(mask={"a": Mask(redact=True)})})),
+            requested(config={**CONFIG, "column.mask.hash.v2.SHA-256.with.salt.secret": "x"}),
+            [f"send a of {ORDERS} without a mask: {RESEND}; every view gets its values"],
         ),
         (current(), requested({ORDERS: Captured(key=("a",))}), [f"give {ORDERS} another key: {DEAD}"]),
         (

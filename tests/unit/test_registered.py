@@ -78,6 +78,7 @@ def test_offsets_of_another_topic_mean_nothing() -> None:
         ({}, "`exclude`"),
         ({"exclude": ["a", "b"], "key": ["c"]}, "`key`"),
         ({"exclude": ["a", "b"], "events": True}, "`events`"),
+        ({"exclude": ["a", "b"], "mask": {"c": "redact"}}, "`mask`"),
     ],
 )
 def test_a_file_that_was_not_registered_is_reported(entry: dict[str, Any], message: str) -> None:

@@ -11,6 +11,7 @@ from cdc.config.view_settings import Order
 from cdc.documents.plan import Aggregate, Node, View
 from cdc.documents.resolve import resolve_views
 from cdc.errors import SettingsError
+from cdc.model.mask import Mask
 from cdc.model.table import Column, Table
 
 GOOD = """\
@@ -55,7 +56,10 @@ views:
 
 
 def table(name: str, key: str, /, **types: str) -> Table:
-    columns = tuple(Column(column, type_) for column, type_ in types.items())
+    masks = {"secret": Mask(hash="salt"), "short": Mask(cut=5)}
+    columns = tuple(
+        Column(column, type_, mask=masks.get(column)) for column, type_ in types.items()
+    )
     return Table("public", name, columns, (key,), f"airport.public.{name}")
 
 
@@ -64,6 +68,7 @@ TABLES = (
         "flights", "id", id="integer", flight="integer", carrier="text", tailnum="text",
         origin="character varying(3)", dest="text", gate="character(3)", day="date", delay="integer",
         is_active="boolean", fuel="double precision", price="numeric", note="json", word="citext",
+        secret="text", short="text",
     ),
     table("airlines", "carrier", carrier="text", name="text"),
     table("airports", "faa", faa="text", name="text", flight="integer"),
@@ -177,6 +182,9 @@ MISTAKES: list[tuple[Any, ...]] = [
         ("{tailnum: tailnum}", "{tailnun: tailnum}", 20, "on.tailnun: public.flights has no column", ""),
         ("{tailnum: tailnum}", "{tailnum: tailnun}", 20, "on.tailnum: public.planes has no", ""),
         ("{tailnum: tailnum}", "{tailnum: speed}", 20, "public.planes excludes speed", "take speed"),
+        ("{carrier: carrier}", "{secret: carrier}", 17, "only one side is hashed", "with the same salt, each of"),
+        ("{carrier: carrier}", "{short: carrier}", 17, "public.flights.short is masked", "join on another column, or"),
+        ("{carrier: carrier}", "{secret || dest: carrier}", 17, "public.flights.secret is masked", ""),
         ("{carrier: carrier}", "{delay: carrier}", 17, "integer can't be compared with text", ""),
         ("{carrier: carrier}", "{fuel: carrier}", 17, "type double precision can't be", ""),
         ("{carrier: carrier}", "{price: carrier}", 17, "type numeric can't be", "of one scale"),
