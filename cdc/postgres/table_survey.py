@@ -16,7 +16,7 @@ from cdc.config.source_settings import TableSettings
 from cdc.config.view_settings import SCHEMA, tables_of
 from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model import column_names, pg_types
-from cdc.model.table import Column, Derivation, IndexOptions, Table
+from cdc.model.table import Column, Derivation, Table
 from cdc.postgres import catalog, source
 from cdc.postgres.source import Connection
 from cdc.readiness import facts
@@ -324,7 +324,6 @@ def _describe(
     labels = {column: tuple(names) for column, _, names in rows if names is not None}
     _check_columns(entry, entry.table, entry.exclude, [column.name for column in columns], key)
     captured = tuple(column for column in columns if column.name not in entry.exclude)
-    index = IndexOptions(entry.index.fields, entry.index.settings)
     topic = pipeline.topic(entry.table)
     table = Table(
         schema,
@@ -332,7 +331,7 @@ def _describe(
         captured,
         key,
         topic,
-        index=index,
+        index=entry.index.options,
         labels=labels,
         has_children=has_children,
         events=entry.events,

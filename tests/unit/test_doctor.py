@@ -313,7 +313,8 @@ def test_there_is_no_finding_on_what_register_would_make() -> None:
 
 def test_every_case_has_a_fault() -> None:
     missing = set(DOCTOR) - {key for key, _ in FAULTS}
-    assert missing == {"view-refused", "state-too-large", "machine-unfit"}
+    elsewhere = {"view-refused", "state-too-large", "machine-unfit", "setting-differs/index"}
+    assert missing == elsewhere
     assert len(FAULTS) >= 89
 
 
