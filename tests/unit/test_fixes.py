@@ -36,8 +36,8 @@ from cdc.readiness.checks import check_slot_risk
 from cdc.readiness.facts import RESTRICTIVE
 from cdc.sink import factory
 from cdc.sink.contract import SchemaMismatch
-from cdc.sinks.elasticsearch.index.layout import outdated_error
 from cdc.sink.remedy import classify
+from cdc.sinks.elasticsearch.index.layout import outdated_error
 from cdc.verify.comparison import Comparison
 from tests.support.pages import refusal
 from tests.support.pipelines import pipeline, position_by_table

@@ -84,9 +84,9 @@ def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
         ("{settings: {mode: logsdb}}", "mode can't be set"),
         ("{fields: {_source: {enabled: false}}}", "_source can't be set"),
         ("{fields: {dynamic: true}}", "index.fields.dynamic"),
-        ("{fields: {attrs: {type: object, properties: {a: {type: object, dynamic: strict}}}}}", "of attrs can't be strict"),
+        ("{fields: {a: {type: object, properties: {b: {dynamic: strict}}}}}", "of a can't be strict"),
         ("{fields: {name: {type: alias, path: id}}}", "name can't be alias"),
-        ("{analysis: {analyzer: {de: {type: german}}}, settings: {analysis: {}, analysis.filter.a.type: stop}}", "two places"),
+        ("{analysis: {filter: {a: {type: stop}}}, settings: {analysis.filter.b.type: stop}}", "two places"),
     ],
 )  # fmt: skip
 def test_what_an_index_can_not_be_asked(tmp_path: Path, text: str, message: str) -> None:
