@@ -170,8 +170,7 @@ class Elasticsearch:
         # A point in time has what searches see.
         self._server.refresh([index])
         self._close_points_in_time()
-        answer = self._server.client.open_point_in_time(index=index, keep_alive=scan.KEEP)
-        self._points_in_time.append(str(answer["id"]))
+        self._points_in_time.append(self._server.open_point_in_time(index, scan.KEEP))
         read = partial(scan.read_slice, self.url, self._points_in_time[-1])
         return scan_items(spark, read, range(scan.SLICES))
 
@@ -196,8 +195,7 @@ class Elasticsearch:
     def _close_points_in_time(self) -> None:
         """Close those that are open: the server keeps what they may need."""
         while self._points_in_time:
-            with ignoring_absent():
-                self._server.client.close_point_in_time(id=self._points_in_time.pop())
+            self._server.close_point_in_time(self._points_in_time.pop())
 
     def alias(self, table: Table) -> str:
         return self._indices.alias(table)

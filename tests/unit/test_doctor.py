@@ -249,7 +249,7 @@ LOG_FAULTS: Faults = {
 }
 
 INFO = {"redis_version": "7.4.0", "role": "master", "maxmemory_policy": "noeviction"}
-INDEX = IndexFacts(("8.19.21",), "green", 10, 1000, {"a": 0.5}, 0.85, (), ())
+INDEX = IndexFacts("Elasticsearch", ("8.19.21",), "green", 10, 1000, {"a": 0.5}, 0.85, (), ())
 MACHINE = MachineFacts(17, True, 8 << 30, 8 << 30, "/state")
 
 
