@@ -1,9 +1,8 @@
 """An OpenSearch, or an Elasticsearch 9, for the tests of the index: `python -m tests.support.other_index NAME`.
 
 Prints its URL when it is ready, for `pytest tests/contract --index URL`, and runs until Ctrl-C or the end of its
-standard input. Files come from
-Maven Central by Ivy, once per user. OpenSearch has no distribution there: its server is put together from its
-modules, without those for security and scripts.
+standard input. Files come from Maven Central by Ivy, once per user. OpenSearch has no distribution there: its server is
+put together from its modules, without those for security and scripts.
 """
 
 import os
