@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -56,6 +56,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="servers to test against: local processes, or containers of the shipped compose file, for which a Docker"
         " engine is needed (then also tests/containers is collected)",
     )
+    parser.addoption(
+        "--index",
+        default="",
+        help="the URL of a running server to test against instead of the Elasticsearch of the local servers",
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -93,7 +98,8 @@ def stack(pytestconfig: pytest.Config) -> Iterator[Stack]:
     try:
         with start(state) as running:
             _set_up_postgres(running.endpoints.postgres)
-            yield running
+            url = pytestconfig.getoption("--index") or running.endpoints.elasticsearch
+            yield replace(running, endpoints=replace(running.endpoints, elasticsearch=url))
     finally:
         shutil.rmtree(state, ignore_errors=True)
 

@@ -1,5 +1,5 @@
 """Verb `cdc plan`: compare the servers with the pipeline file and print what it would change.
-Writes nothing.
+Writes nothing that stays.
 """
 
 from contextlib import contextmanager, suppress
@@ -134,14 +134,16 @@ def _make_plan(context: "Context") -> "Plan":
         with noting(SourceError):
             for statement in migrations.plan(conn, requirements):
                 unprepared += statement.lines
+        views_now, adapted = _views(sinks, pipeline, kafka, tables, existing)
         current = CurrentState(
             unprepared,
             registration,
             present_config,
             {table.qualified: overrides[table.topic] for table in present},
-            _views(sinks, pipeline, kafka, tables, existing),
+            views_now,
             [view for sink in sinks for view in _kept(sink, tables)],
             _idle(conn, pipeline.pipeline),
+            adapted,
         )
         with noting(SourceError):
             catalog.refuse_published(conn, pipeline)
@@ -234,18 +236,20 @@ def _views(
     kafka: "Topics",
     tables: "Sequence[Table]",
     existing: "set[str]",
-) -> "dict[str, dict[str, Refusal | bool]]":
-    """Inspect every view, by sink and table: a refusal, or whether the view exists."""
+) -> "tuple[dict[str, dict[str, Refusal | bool]], list[str]]":
+    """Inspect every view, by sink and table: a refusal, or whether the view exists. Also list what a run
+    would change of views that exist.
+    """
     from cdc.control.change_plan import Refusal
     from cdc.errors import CdcError
     from cdc.kafka.log_continuity import Continuity
-    from cdc.kafka.log_refusals import Discontinued
     from cdc.model.column_names import refusal_error
     from cdc.postgres.table_survey import tables_in
-    from cdc.sink.contract import FitChecker, SchemaMismatch, positions, require_same_shape
+    from cdc.sink.contract import FitChecker, positions, require_same_shape
 
     continuity = Continuity(pipeline, kafka).read(sorted(existing))
     views: dict[str, dict[str, Any]] = {}
+    adapted: list[str] = []
     for sink in sinks:
         own = tables_in([sink.name], tables)
         try:
@@ -264,8 +268,12 @@ def _views(
                 if table.topic in existing:
                     continuity.refuse(sink.name, table, stored)
                 require_same_shape(table, sink.name, stored)
-                if isinstance(sink, FitChecker):
-                    sink.require_fit(table)
-            except (Discontinued, SchemaMismatch) as error:
+                changes = sink.rehearse(table) if isinstance(sink, FitChecker) else []
+            except CdcError as error:
                 view[table.qualified] = Refusal.of(error)
-    return views
+                continue
+            if changes:
+                adapted.append(
+                    f"change {table.qualified} in {sink.name}, in place: {', '.join(changes)}"
+                )
+    return views, adapted

@@ -16,6 +16,7 @@ from pydantic import (
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import Section
 from cdc.model.mask import Mask
+from cdc.model.table import IndexOptions
 
 RESERVED_SETTINGS = (
     *("gc_deletes.", "blocks.", "mode.", "mapping.source.", "default_pipeline.", "final_pipeline."),
@@ -24,6 +25,11 @@ RESERVED_SETTINGS = (
     "translog.",
 )
 """Settings that a file can't change: documents would differ from what was sent, or late bulks be accepted."""
+RESERVED_TYPES = {
+    "alias": "it takes no value",
+    "semantic_text": "the server may write more into the documents than was sent",
+}
+"""Types of fields that a column can't have."""
 TABLE = r"^[^.]+\.[^.]+$"
 TOPIC_CHARACTERS = r"[A-Za-z0-9_-]+"
 """Characters that a topic's name can have; the connector would replace any other by _."""
@@ -35,28 +41,43 @@ def _plain(tree: object) -> object:
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an index by their full names, without `index.`, however they are nested."""
+    """Settings by their full names, however they are nested."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         inner = _flat(value) if isinstance(value, dict) else {"": value}
-        for suffix, setting in inner.items():
-            full_name = f"{name}.{suffix}".rstrip(".").removeprefix("index.")
-            flat[full_name] = setting
+        flat |= {f"{name}.{suffix}".rstrip("."): setting for suffix, setting in inner.items()}
     return flat
 
 
 def _index_fields(fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    if "_source" in fields:
+        raise InvalidSetting(
+            "_source can't be set, for the view wouldn't be sure to be right", "take it out"
+        )
     for name, field in fields.items():
         if not isinstance(field.get("fields", {}), dict):
             raise InvalidSetting(
                 f"sub-fields of {name} are settings by name",
                 "for example: fields: {raw: {type: keyword}}",
             )
+        if reason := RESERVED_TYPES.get(str(field.get("type"))):
+            raise InvalidSetting(f"{name} can't be {field['type']}: {reason}", "take another type")
+        strict = [
+            option
+            for option, value in _flat(field).items()
+            if f".{option}".endswith(".dynamic") and str(value).startswith("strict")
+        ]
+        if strict:
+            raise InvalidSetting(
+                f"{strict[0]} of {name} can't be strict: rows would be refused for a member",
+                "write dynamic: false, which leaves new members out of the search",
+            )
     return fields
 
 
 def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    flat = _flat(settings)
+    """Settings of an index by their full names, without `index.`."""
+    flat = {name.removeprefix("index."): value for name, value in _flat(settings).items()}
     if reserved := [name for name in flat if f"{name}.".startswith(RESERVED_SETTINGS)]:
         raise InvalidSetting(
             f"{reserved[0]} can't be set, for the view wouldn't be sure to be right", "take it out"
@@ -109,10 +130,26 @@ class IndexSettings(Section):
         dict[str, dict[str, Any]], AfterValidator(_plain), AfterValidator(_index_fields)
     ] = Field(default={}, examples=["{name: {analyzer: simple}}"])
     """Fields by column: with a `type` as they are, without one as additions to the type's own."""
+    analysis: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(
+        default={}, examples=["{analyzer: {words: {tokenizer: standard, filter: [lowercase]}}}"]
+    )
+    """Analyzers, tokenizers, filters and normalizers that the fields name, in Elasticsearch's own words."""
     settings: Annotated[dict[str, Any], AfterValidator(_plain), AfterValidator(_index_settings)] = (
         Field(default={}, examples=["{number_of_shards: 3}"])
     )
     """Settings of the index in Elasticsearch's own words."""
+
+    @model_validator(mode="after")
+    def _check_analysis(self) -> "IndexSettings":
+        if self.analysis and any(name.startswith("analysis.") for name in self.settings):
+            raise InvalidSetting("has an analysis in two places", "write it under analysis alone")
+        return self
+
+    @property
+    def options(self) -> IndexOptions:
+        """What a table's index is made with."""
+        analysis = _flat({"analysis": self.analysis}) if self.analysis else {}
+        return IndexOptions(self.fields, {**self.settings, **analysis})
 
 
 class TableSettings(Section):

@@ -77,6 +77,8 @@ class CurrentState:
     """Views that sinks have and the file doesn't give them any more: `public.orders in cache`."""
     idle: Sequence[str] = ()
     """Pipelines that were prepared in this database, and whose slots no connector reads."""
+    adapted: Sequence[str] = ()
+    """What a run changes of views that are there: `change public.orders in search, in place: field note`."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,13 @@ def plan(current: CurrentState, requested: RequestedState) -> Plan:
     return Plan(
         tuple(current.unprepared),
         tuple(_register_lines(current, requested)),
-        tuple(
-            f"make {table} in {sink}, from its first record on"
-            for sink, table, view in views
-            if view is False
+        (
+            *(
+                f"make {table} in {sink}, from its first record on"
+                for sink, table, view in views
+                if view is False
+            ),
+            *current.adapted,
         ),
         (*requested.refused, *stuck),
         requested.left_out,

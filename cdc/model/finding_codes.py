@@ -275,6 +275,9 @@ SETTINGS = _kinds(
         ("down", APPLY, SinkError): {
             "maxmemory-policy": "Rows vanish from the cache, and `run` refuses.",
         },
+        ("warning", APPLY, SinkError): {
+            "index": "Searches find by the former fields until the index is rebuilt.",
+        },
     },
     "setting-differs/",
 )

@@ -181,7 +181,8 @@ class Examination:
             try:
                 sink.require_fit(table)
             except SchemaMismatch as error:
-                yield find_error("table-waiting", table.qualified, error, sink=sink.name)
+                key = "table-waiting" if error.waits else "setting-differs/index"
+                yield find_error(key, table.qualified, error, sink=sink.name)
 
 
 def without_consequences(findings: Sequence[Finding]) -> list[Finding]:

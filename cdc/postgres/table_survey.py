@@ -18,14 +18,7 @@ from cdc.config.view_settings import SCHEMA, tables_of
 from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model import column_names, pg_types
 from cdc.model.mask import TYPES
-from cdc.model.table import (
-    Column,
-    Derivation,
-    IndexOptions,
-    Projection,
-    RowCondition,
-    Table,
-)
+from cdc.model.table import Column, Derivation, Projection, RowCondition, Table
 from cdc.postgres import catalog, source
 from cdc.postgres.source import Connection
 from cdc.readiness import facts
@@ -339,7 +332,6 @@ def _describe(
         if column.name not in entry.exclude
     )
     _check_masks(conn, oid, entry, key)
-    index = IndexOptions(entry.index.fields, entry.index.settings)
     topic = pipeline.topic(entry.table)
     table = Table(
         schema,
@@ -347,7 +339,7 @@ def _describe(
         captured,
         key,
         topic,
-        index=index,
+        index=entry.index.options,
         labels=labels,
         has_children=has_children,
         events=entry.events,

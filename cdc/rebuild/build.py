@@ -39,6 +39,7 @@ from cdc.model.position import distance
 from cdc.model.table import Table
 from cdc.postgres.table_definition import Definition
 from cdc.sink.contract import (
+    FitChecker,
     SchemaMismatch,
     Sink,
     positions,
@@ -148,6 +149,8 @@ class Rebuild:
                 continuity.refuse(self.sink.name, table, stored)
                 require_same_shape(table, self.sink.name, stored)
                 candidate.prepare(table)
+                if isinstance(candidate, FitChecker):
+                    candidate.rehearse(table)
         except (Discontinued, SchemaMismatch, GenerationReplaced) as error:
             return error
         return None

@@ -197,10 +197,18 @@ class GroupScanner(Protocol):
 
 @runtime_checkable
 class FitChecker(Protocol):
-    """A sink that can say whether a view was made for its table as it is now."""
+    """A sink that can say whether a view was made for its table as it is now, and as the file asks for it."""
 
     def require_fit(self, table: Table) -> None:
-        """Raise SchemaMismatch as `prepare` would, of a view that is there. Changes nothing."""
+        """Raise SchemaMismatch for a view that is there and was made with something else. Changes nothing."""
+
+    def rehearse(self, table: Table) -> list[str]:
+        """Say what `prepare` would change of a view that is there, in words. Asks the server by something
+        that nobody reads, and that it removes again.
+
+        Raises:
+            SchemaMismatch: as `require_fit`, or the server can't make the view.
+        """
 
 
 @runtime_checkable
@@ -256,11 +264,17 @@ class SchemaMismatch(SinkRejected):
     acts.
 
     Without a message: the view was made for other columns, and can't be changed to hold the
-    current ones.
+    current ones. waits: whether the table waits; False if the view goes on as it was made.
     """
 
     def __init__(
-        self, table: Table, sink: str, message: str | None = None, hint: str | None = None
+        self,
+        table: Table,
+        sink: str,
+        message: str | None = None,
+        hint: str | None = None,
+        *,
+        waits: bool = True,
     ) -> None:
         super().__init__(
             message
@@ -269,6 +283,7 @@ class SchemaMismatch(SinkRejected):
             sink=sink,
             table=table.qualified,
         )
+        self.waits = waits
 
 
 def require_known_columns(table: Table, sink: str) -> None:

@@ -20,7 +20,9 @@ from cdc.model.address import address
 from cdc.sinks.elasticsearch.connection import (
     CAUSE_HINTS,
     FAILED,
+    JSON,
     LOGIN_HINT,
+    PRODUCT,
     UNAUTHORIZED,
     UNAVAILABLE_HINT,
     UNREADABLE_HINT,
@@ -55,11 +57,8 @@ CLOSED = "index_closed_exception"
 ABSENT_TYPES = ("index_not_found_exception", "invalid_index_name_exception")
 """Error types of an item when its writer's alias is gone: another writer has taken over."""
 TAKEN_OVER = "Another writer has taken over the view; this one stops."
-PRODUCT = "x-elastic-product"
-"""Header of the server's answers; a proxy's answers lack it."""
 LINE_BYTES = 3000
 """Bytes of names in a request's first line; the server takes 4096 bytes of it by default."""
-JSON = "application/json"
 LINES = "application/x-ndjson"
 WRITE = "index.blocks.write"
 DISK_FULL = "index.blocks.read_only_allow_delete"
@@ -121,8 +120,12 @@ def send_request(
         content = _encode(content)
     headers = {"accept": JSON, "content-type": LINES if is_ndjson else JSON}
     target = f"{path}?{urlencode(query)}" if query else path
-    answer = connections(url).send(method, target, content, headers, is_repeatable=is_repeatable)
-    if error := _error_of(answer, f"The index at {answer.node}", path):
+    nodes = connections(url)
+    answer = nodes.send(method, target, content, headers, is_repeatable=is_repeatable)
+    is_own = PRODUCT in answer.meta.headers or (
+        _may_be_opensearch(answer) and nodes.is_opensearch()
+    )
+    if error := _error_of(answer, f"The index at {answer.node}", path, is_own):
         raise error
     return answer
 
@@ -178,7 +181,20 @@ def closed_error(url: str) -> SinkBlocked:
     return SinkBlocked(f"An index at {address(url)} is closed.", hint=HINTS["blocked"])
 
 
-def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
+def _may_be_opensearch(answer: Answer) -> bool:
+    """Whether OpenSearch may have sent an answer, not a proxy in its place: it has JSON, and an error's
+    has the status, too.
+    """
+    if answer.meta.mimetype != JSON:
+        return False
+    try:
+        return answer.status < 300 or _decode(answer.body)["status"] == answer.status
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return False
+
+
+def _error_of(answer: Answer, where: str, path: str, is_own: bool) -> CdcError | None:
+    """Make the error of an answer that isn't good. is_own: whether the server itself has given it."""
     status = answer.status
     is_good = OK <= status < 300
     kind, reason = ("", "") if is_good else _kind(answer)
@@ -188,9 +204,10 @@ def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
         return unavailable(f"{where} is busy (status {status}{kind and f': {kind}'}).")
     if status in (UNAUTHORIZED, FORBIDDEN):
         return forbidden_error(where, status, reason)
-    if PRODUCT not in answer.meta.headers and status != TOO_LARGE:
+    if not is_own and status != TOO_LARGE:
         return unavailable(
-            f"What answers for {where[0].lower()}{where[1:]} is no Elasticsearch (status {status})."
+            f"What answers for {where[0].lower()}{where[1:]} is no Elasticsearch and no OpenSearch"
+            f" (status {status})."
         )
     if is_good:
         return None
@@ -353,6 +370,25 @@ class Server:
         except SinkError as error:
             error.details.setdefault("sink", self._sink)
             raise
+
+    @property
+    def product(self) -> str:
+        """Name of the server's product."""
+        return "OpenSearch" if connections(self._url).is_opensearch() else "Elasticsearch"
+
+    def open_point_in_time(self, index: str, keep_alive: str) -> str:
+        """Open a point in time of an index; returns its id."""
+        if connections(self._url).is_opensearch():
+            path = f"/{quote(index, safe='@')}/_search/point_in_time"
+            return str(self.ask("POST", path, query={"keep_alive": keep_alive})["pit_id"])
+        return str(self.client.open_point_in_time(index=index, keep_alive=keep_alive)["id"])
+
+    def close_point_in_time(self, pit: str) -> None:
+        with ignoring_absent():
+            if connections(self._url).is_opensearch():
+                self.ask("DELETE", "/_search/point_in_time", {"pit_id": [pit]})
+            else:
+                self.client.close_point_in_time(id=pit)
 
     def refresh(self, names: Iterable[str], query: Mapping[str, str] | None = None) -> None:
         """Refresh indices, so that searches see what is written."""

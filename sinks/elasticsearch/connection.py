@@ -5,6 +5,7 @@ next node after any failure of a connection, also where a certificate is refused
 that may have been carried out changes something twice.
 """
 
+import json
 import re
 import ssl
 from base64 import b64encode
@@ -58,6 +59,9 @@ server carries out nothing, also where the client has sent its request already (
 UNSENT = (NewConnectionError, ConnectTimeoutError)
 TIMEOUT = Timeout(connect=5.0, read=60.0)
 UNAUTHORIZED = 401
+PRODUCT = "x-elastic-product"
+"""Header of Elasticsearch's answers; a proxy's answers lack it, and OpenSearch's."""
+JSON = "application/json"
 FAILED = 500
 
 
@@ -87,6 +91,21 @@ class Connections:
         self._url = url
         self._pool = _read_pool(url)
         self._login = read_login(url)
+        self._is_opensearch: bool | None = None
+
+    def is_opensearch(self) -> bool:
+        """Whether the server is an OpenSearch: it says so at its root. Asked once, and not of a server
+        whose answers have Elasticsearch's header.
+        """
+        if self._is_opensearch is None:
+            answer = self.send("GET", "/", None, {"accept": JSON}, is_repeatable=True)
+            try:
+                version = json.loads(answer.body)["version"]
+                self._is_opensearch = version.get("distribution") == "opensearch"
+            except (ValueError, LookupError, TypeError, AttributeError):
+                # Something else answers in its place, perhaps for a moment.
+                return False
+        return self._is_opensearch
 
     def send(
         self,
@@ -148,6 +167,8 @@ class Connections:
                 candidates = pool.get(), *pool.all()
                 node = next(other for other in candidates if other.base_url not in away)
             else:
+                if PRODUCT in meta.headers:
+                    self._is_opensearch = False
                 # One that has lost its cluster isn't asked while others are.
                 (pool.mark_dead if meta.status >= FAILED else pool.mark_live)(node)
                 return Answer(meta, content, node.base_url)

@@ -11,13 +11,15 @@ from cdc.sinks.elasticsearch.client import SHARDS, Server, blocks_of, curl, grou
 from cdc.sinks.elasticsearch.index.indices import Indices
 from cdc.sinks.elasticsearch.index.layout import Layout
 
-MAJOR = 8
+SUPPORTED = {"Elasticsearch": ("8", "9"), "OpenSearch": ("2", "3")}
+"""Major versions by product."""
 FULL_SHARES = 0.9
 WATERMARK = "cluster.routing.allocation.disk.watermark"
 
 
 @dataclass(frozen=True)
 class IndexFacts:
+    product: str
     versions: tuple[str, ...]
     """Of its nodes."""
     status: str
@@ -53,6 +55,7 @@ def read_cluster(server: Server, aliases: Sequence[str]) -> IndexFacts:
             blocked += [index] if blocks_of(body["settings"]) else []
             shadowed += [index] if index in aliases else []
     return IndexFacts(
+        server.product,
         tuple(sorted({node["version"] for node in versions.values()})),
         status,
         shards,
@@ -90,9 +93,13 @@ def check_cluster(sink: str, facts: IndexFacts) -> Iterator[Finding]:
     def finding(code: str, subject: str, message: str, fix: str) -> Finding:
         return find(code, subject, f"{sink}: {message}", fix, sink=sink)
 
-    unsupported = [version for version in facts.versions if int(version.split(".")[0]) != MAJOR]
+    majors = SUPPORTED[facts.product]
+    unsupported = [version for version in facts.versions if version.split(".")[0] not in majors]
     if unsupported:
-        message = f"a node has version {unsupported[0]}; {MAJOR}.x is supported."
+        message = (
+            f"a node has version {unsupported[0]} of {facts.product};"
+            f" {' and '.join(majors)} are supported."
+        )
         yield finding(
             "sink-unfit/elasticsearch",
             "version",

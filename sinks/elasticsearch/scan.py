@@ -28,7 +28,7 @@ from cdc.sinks.elasticsearch.client import (
     forbidden_error,
     send_request,
 )
-from cdc.sinks.elasticsearch.connection import unavailable
+from cdc.sinks.elasticsearch.connection import connections, unavailable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -168,21 +168,30 @@ def _read_index(url: str, index: str, limit: int) -> Sequence[tuple[str | None, 
 
 def read_slice(url: str, pit: str, number: int) -> Iterator["pa.RecordBatch"]:
     """Read one of the SLICES of a point in time."""
+    is_opensearch = connections(url).is_opensearch()
     query: dict[str, Any] = {
         "size": PAGE_ROWS,
         "pit": {"id": pit, "keep_alive": KEEP},
         "slice": {"id": number, "max": SLICES},
-        "sort": ["_shard_doc"],
+        # OpenSearch 2 has no `_shard_doc`. Each shard counts its changes by itself, so that as many
+        # documents as there are shards may have one number.
+        "sort": ["_seq_no" if is_opensearch else "_shard_doc"],
         "track_total_hits": False,
     }
+    last_ids: set[str] = set()
     while True:
         text = _retry_while_away(_search, url, "/_search", query)
-        hits = list(_hits(text))
+        found = list(_hits(text))
+        hits = [hit for hit in found if hit[0] not in last_ids]
         if not hits:
             return
         yield _rows(hits)
         last_sort, _ = _DECODER.raw_decode(text, text.rindex('"sort":') + len('"sort":'))
         query["search_after"] = [int(sort_value) for sort_value in last_sort]
+        if is_opensearch:
+            # From this number on, once more: what else has it may be on the next page.
+            query["search_after"] = [int(last_sort[0]) - 1]
+            last_ids = {key for key, _ in found}
 
 
 def _search(url: str, path: str, query: Mapping[str, Any]) -> str:

@@ -18,6 +18,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from cdc.errors import Fenced, SinkBlocked, SinkError
 from cdc.model.finding import Finding
 from cdc.model.generation import new_generation
@@ -43,12 +45,15 @@ from cdc.sinks.elasticsearch.index.layout import (
     INDEX_SETTINGS,
     Layout,
     layout_error,
+    outdated_error,
     require_same_fields,
 )
 from cdc.sinks.elasticsearch.positions import POSITIONS, PendingAdvance, Positions, Record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log = structlog.get_logger()
 
 
 class Elasticsearch:
@@ -88,6 +93,30 @@ class Elasticsearch:
         """Compare fields alone: which settings an open index takes shows when it is given them."""
         if place := self._indices.find([table]).get(table.qualified):
             require_same_fields(table, self.name, Layout.of(table), self._layout(place.index))
+
+    def rehearse(self, table: Table) -> list[str]:
+        """Make an index as the file asks for it, do to it what `prepare` would do to the one that is there,
+        and delete it: the server has no other way to say whether it takes a mapping.
+        """
+        layout = Layout.of(table)
+        place = self._indices.find([table]).get(table.qualified)
+        mapping = self._mapping(place.index) if place else {}
+        existing = Layout.from_mapping(mapping)
+        changes = layout.changes(existing) if place else []
+        is_asked_for = bool(layout.options or layout.settings)
+        if changes or (is_asked_for and not place):
+            index = self._indices.probe(table)
+            try:
+                self._create(table, index, layout.probe_body())
+                if place:
+                    require_same_fields(table, self.name, layout, existing)
+                    self._change_settings(table, index, layout, existing)
+                    # Fields of columns that are gone count, too.
+                    former = {**existing.mapping(), "properties": mapping.get("properties", {})}
+                    self._add_fields(table, index, layout.mapping(), former)
+            finally:
+                self._server.client.indices.delete(index=index, ignore_unavailable=True)
+        return changes
 
     def position(self, table: Table) -> ViewCheckpoint | None:
         return self.positions([table])[table.qualified]
@@ -141,8 +170,7 @@ class Elasticsearch:
         # A point in time has what searches see.
         self._server.refresh([index])
         self._close_points_in_time()
-        answer = self._server.client.open_point_in_time(index=index, keep_alive=scan.KEEP)
-        self._points_in_time.append(str(answer["id"]))
+        self._points_in_time.append(self._server.open_point_in_time(index, scan.KEEP))
         read = partial(scan.read_slice, self.url, self._points_in_time[-1])
         return scan_items(spark, read, range(scan.SLICES))
 
@@ -167,8 +195,7 @@ class Elasticsearch:
     def _close_points_in_time(self) -> None:
         """Close those that are open: the server keeps what they may need."""
         while self._points_in_time:
-            with ignoring_absent():
-                self._server.client.close_point_in_time(id=self._points_in_time.pop())
+            self._server.close_point_in_time(self._points_in_time.pop())
 
     def alias(self, table: Table) -> str:
         return self._indices.alias(table)
@@ -300,46 +327,73 @@ class Elasticsearch:
                 # Created with its alias: each change of the cluster's state costs as much as the
                 # rest of a table's start.
                 body["aliases"] = {self._indices.alias(table): {}}
-        try:
-            self._server.create(index, body)
-        except Refusal as error:
-            properties = body["mappings"]["properties"]
-            raise layout_error(table, self.name, error, properties) from None
+        self._create(table, index, body)
         if live:
             self._server.switch(
                 self._indices.switch_actions([table], live, {table.qualified: index})
             )
 
+    def _create(self, table: Table, index: str, body: Mapping[str, Any]) -> None:
+        try:
+            self._server.create(index, body)
+        except Refusal as error:
+            properties = body["mappings"]["properties"]
+            raise layout_error(table, self.name, error, properties) from None
+
     def _adapt(self, table: Table, index: str) -> None:
         """Add the fields of new columns to an index, and settings that it takes while it is open.
 
+        If the file asks for what an open index can't take, the index stays as the file asked for it
+        when it was made: readers get current rows until a rebuild replaces it.
+
         Raises:
-            SchemaMismatch: it was made with others, and can't be changed.
+            SchemaMismatch: the columns themselves need other fields.
         """
         layout = Layout.of(table)
-        existing_mapping = self._mapping(index)
-        existing = Layout.from_mapping(existing_mapping)
-        require_same_fields(table, self.name, layout, existing)
-        if changed := layout.changed_settings(existing):
-            settings = {f"index.{name}": value for name, value in changed.items()}
-            try:
-                self._server.client.indices.put_settings(index=index, settings=settings)
-            except Refusal as error:
-                if error.status != 400:
-                    raise
-                names = ", ".join(sorted(changed))
-                raise SchemaMismatch(
-                    table,
-                    self.name,
-                    f"The index of {table.qualified} in {self.name} was made with other settings: {names}.",
-                ) from None
+        mapping = self._mapping(index)
+        existing = Layout.from_mapping(mapping)
         try:
-            mapping = layout.mapping(existing)
+            require_same_fields(table, self.name, layout, existing)
+            self._change_settings(table, index, layout, existing)
+        except SchemaMismatch as error:
+            if error.waits:
+                raise
+            if self._indices.generation(table) is None:
+                log.warning(
+                    "index_stays_as_made",
+                    table=table.qualified,
+                    error=error.message,
+                    hint=error.hint,
+                )
+            layout = existing.as_made(table)
+        try:
+            self._add_fields(table, index, mapping, layout.mapping(existing))
+        except SchemaMismatch:
+            # Nothing of what the file asks for, rather than half of it.
+            self._change_settings(table, index, existing, layout)
+            raise
+
+    def _change_settings(self, table: Table, index: str, layout: Layout, existing: Layout) -> None:
+        changed = layout.changed_settings(existing)
+        settings = {f"index.{name}": value for name, value in changed.items()}
+        try:
+            if settings:
+                self._server.client.indices.put_settings(index=index, settings=settings)
+        except Refusal as error:
+            if error.status != 400:
+                raise
+            raise outdated_error(table, self.name, "settings", sorted(changed)) from None
+
+    def _add_fields(
+        self, table: Table, index: str, existing: Mapping[str, Any], added: Mapping[str, Any]
+    ) -> None:
+        """Add a mapping's fields, and its note, to an index that has another mapping."""
+        try:
             self._server.client.indices.put_mapping(
-                index=index, meta=mapping["_meta"], properties=mapping["properties"]
+                index=index, meta=added["_meta"], properties=added["properties"]
             )
         except Refusal as error:
-            both = existing_mapping.get("properties", {}), mapping["properties"]
+            both = existing.get("properties", {}), added["properties"]
             raise layout_error(table, self.name, error, *both) from None
 
     def _layout(self, index: str) -> Layout:

@@ -90,6 +90,17 @@ def settings_of(server: httpx.Client, sink: Elasticsearch, table: Table) -> dict
     return settings
 
 
+def layout_of(server: httpx.Client, sink: Elasticsearch, table: Table) -> Any:
+    """The mapping and settings of the live index, as the server has them."""
+    (body,) = server.get(f"/{sink.alias(table)}").raise_for_status().json().values()
+    return body["mappings"], body["settings"]
+
+
+def assert_no_probe(server: httpx.Client, pipeline: str) -> None:
+    listed = server.get(f"/{pipeline}-*/_alias").raise_for_status().json()
+    assert not [index for index in listed if ".probe." in index]
+
+
 def test_an_index_whose_note_a_user_has_removed(server: httpx.Client, sink: Elasticsearch) -> None:
     """It stays in use, and gets its note again; a field that differs is refused by the server."""
     table = items("id name")
@@ -138,29 +149,109 @@ OTHER_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "one more sub-field": ({}, {"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}}, "fields.*: name"),
     "a sub-field less": ({"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}}, {}, "fields.*: name"),
     "another type": ({}, {"fields": {"price": {"type": "long"}}}, "fields.*: price"),
-    "shards": ({}, {"settings": {"number_of_shards": 2}}, "settings: number_of_shards"),
+    "shards": ({}, {"settings": {"number_of_shards": 2}}, "settings.*: number_of_shards"),
     "an analyzer that is changed": (
         {"settings": OF_THE_FILE},
         {"settings": OF_THE_FILE | {"analysis.analyzer.de.filter": ["lowercase", "stop"]}},
-        "settings: analysis.analyzer.de.filter",
+        "settings.*: analysis.analyzer.de.filter",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHER_LAYOUTS)
-def test_what_an_open_index_can_not_take_is_rebuilt(sink: Elasticsearch, name: str) -> None:
-    """Also what the server takes without a word, for none of its documents would be found by it."""
+def test_what_an_open_index_can_not_take_waits_for_a_rebuild(
+    server: httpx.Client, sink: Elasticsearch, name: str
+) -> None:
+    """Also what the server takes without a word, for none of its documents would be found by it.
+
+    The index goes on as it was made, so that readers get current rows until it is replaced; so does a
+    standby, for a rollback.
+    """
     first_layout, second_layout, message = OTHER_LAYOUTS[name]
-    sink.prepare(items("id price name", **first_layout))
-    sink.prepare(items("id price name", **first_layout))
+    first = items("id price name", **first_layout)
+    sink.prepare(first)
+    made = layout_of(server, sink, first)
+    assert sink.rehearse(first) == []
+    # What an open index could take isn't taken alone.
+    second_layout = {
+        **second_layout,
+        "settings": {**second_layout.get("settings", {}), "refresh_interval": "7s"},
+    }
     table = items("id price name", **second_layout)
+    sink.prepare(table)
+    assert layout_of(server, sink, first) == made
     with pytest.raises(SchemaMismatch, match=message) as caught:
-        sink.prepare(table)
-    assert caught.value.hint == REBUILD
+        sink.rehearse(table)
+    assert (caught.value.hint, caught.value.waits) == (REBUILD, False)
     if message.startswith("fields"):
         with pytest.raises(SchemaMismatch, match=message):
             sink.require_fit(table)
-    rebuilt(sink, table)
+    # A column that comes meanwhile is found, in the way of then.
+    grown = items("id price name a.b", **second_layout)
+    sink.prepare(grown)
+    indexed(server, sink, grown, {"a.b": 7})
+    assert hits(server, sink, grown, {"term": {"a.b": 7}}) == [0]
+    rebuilt(sink, grown)
+    assert sink.rehearse(grown) == []
+    (former,) = sink.generations(grown)[1:]
+    sink.for_generation({grown.qualified: former}).prepare(grown)
+    assert layout_of(server, sink, first) != made
+
+
+def test_a_build_of_another_layout_begins_again(sink: Elasticsearch) -> None:
+    """It would show readers what the file asked for when it began. A column of another type waits all the same."""
+    build = sink.for_generation({"public.items": new_generation()})
+    build.prepare(items("id name"))
+    changed = items("id name", fields={"name": {"analyzer": "simple"}})
+    build.prepare(changed)
+    with pytest.raises(SchemaMismatch, match="name"):
+        build.rehearse(changed)
+    build.clear(changed)
+    build.prepare(changed)
+    assert build.rehearse(changed) == []
+    retyped = replace(changed, columns=(changed.columns[0], Column("name", "integer")))
+    with pytest.raises(SchemaMismatch, match="name") as caught:
+        build.prepare(retyped)
+    assert caught.value.waits
+
+
+def test_what_an_open_index_takes_is_told_before(
+    server: httpx.Client, sink: Elasticsearch, unique: str
+) -> None:
+    sink.prepare(items("id name"))
+    table = items(
+        "id name price", fields={"price": {"type": "long"}}, settings={"refresh_interval": "7s"}
+    )
+    assert sink.rehearse(table) == ["field price", "setting refresh_interval"]
+    assert "refresh_interval" not in settings_of(server, sink, table)
+    assert_no_probe(server, unique)
+    sink.prepare(table)
+    assert sink.rehearse(table) == []
+    fields = {"price": {"type": "long"}, "made": {"type": "nothing"}}
+    wrong = items("id name price made", fields=fields)
+    for ask in (sink.rehearse, sink.prepare):
+        with pytest.raises(SchemaMismatch, match=r"column made: .*nothing"):
+            ask(wrong)
+    often = items("id name", settings={"refresh_interval": "often"})
+    with pytest.raises(SchemaMismatch, match="often"):
+        sink.rehearse(often)
+    sink.prepare(often)
+    # Nothing of it, rather than half.
+    assert settings_of(server, sink, table)["refresh_interval"] == "7s"
+
+
+def test_what_a_killed_process_has_left_is_removed(
+    server: httpx.Client, sink: Elasticsearch
+) -> None:
+    """Nobody takes a probe for a generation."""
+    table = items("id name")
+    sink.prepare(table)
+    probe = sink._indices.probe(table)
+    server.put(f"/{probe}").raise_for_status()
+    assert len(sink.generations(table)) == 1
+    assert f"index {probe}" in sink.remains([table])
+    sink.remove([table])
+    assert sink.remains([table]) == []
 
 
 def test_planted_changes_that_nobody_compares(
@@ -238,14 +329,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_the_server_does_not_know_is_refused_by_name(sink: Elasticsearch, name: str) -> None:
+def test_what_the_server_does_not_know_is_refused_by_name(
+    server: httpx.Client, sink: Elasticsearch, unique: str, name: str
+) -> None:
     """That table alone waits: others can be made, and it can be made once it is put right."""
     layout, message = REFUSED[name]
     wrong = items("id price name", **layout)
-    with pytest.raises(SchemaMismatch, match=message) as caught:
-        sink.prepare(wrong)
-    assert "public.items" in caught.value.message
-    assert "pipeline file" in caught.value.hint
+    for ask in (sink.rehearse, sink.prepare):
+        with pytest.raises(SchemaMismatch, match=message) as caught:
+            ask(wrong)
+        assert "public.items" in caught.value.message
+        assert "pipeline file" in caught.value.hint
+    assert_no_probe(server, unique)
     with pytest.raises(SchemaMismatch, match=message):
         sink.for_generation({wrong.qualified: new_generation()}).prepare(wrong)
     sink.prepare(items("id price name", name="others"))
@@ -264,7 +359,7 @@ def test_columns_come_and_go(server: httpx.Client, sink: Elasticsearch) -> None:
     with pytest.raises(SchemaMismatch, match=r"column weight: .*nothing"):
         sink.prepare(items("id name weight", fields={"weight": {"type": "nothing"}}))
     with pytest.raises(SchemaMismatch, match=r"fields.*: price"):
-        sink.prepare(items("id price", fields={"price": {"type": "keyword"}}))
+        sink.rehearse(items("id price", fields={"price": {"type": "keyword"}}))
 
 
 def test_paths_of_json_are_searched_where_the_file_says_so(
@@ -294,3 +389,16 @@ def test_paths_of_json_are_searched_where_the_file_says_so(
     with pytest.raises(RowsRejected, match="field attrs") as caught:
         harness.apply()
     assert "a text" not in caught.value.message
+
+
+def test_a_field_that_can_not_hold_a_value(spark: "SparkSession", sink: Elasticsearch) -> None:
+    """Its row is named, and the others are there; nothing is dropped in silence, unless the file says so."""
+    table = items("id name", fields={"name": {"type": "integer"}})
+    harness = Harness(spark, lambda: sink, table)
+    harness.topic.add("c", {"id": 1, "name": "12"})
+    harness.apply()
+    assert harness.view()[row_id([1])]["name"] == "12"
+    harness.topic.add("c", {"id": 2, "name": "twelve"})
+    with pytest.raises(RowsRejected, match="field name") as caught:
+        harness.apply()
+    assert "twelve" not in caught.value.message

@@ -4,7 +4,7 @@ documentation lists.
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ import trustme
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.model.login import Address, Login
 from cdc.model.position import Position
-from cdc.model.table import Table
+from cdc.model.table import IndexOptions, Table
+from cdc.sink.contract import SchemaMismatch
 from cdc.sink.lane import ChunkLimits, Part, Verdicts
 from cdc.sink.remedy import Remedy, remedy
 from cdc.sinks.elasticsearch.client import Refusal
@@ -67,6 +68,10 @@ def test_examinations_promotion_and_removal_need_no_other_rights(harness: Harnes
     fill_view(harness)
     assert [finding.code for finding in live.examine([items])] == []
     live.check_capacity([items])
+    asked = replace(items, index=IndexOptions({"v": {"analyzer": "simple"}}))
+    with pytest.raises(SchemaMismatch, match="other fields than the file asks for now: v"):
+        live.rehearse(asked)
+    assert len(live.remains([items])) == 1
     names, build = harness.begin_generation()
     harness.apply(writer="rebuild", sink=build)
     previous = live.promote([items], names)

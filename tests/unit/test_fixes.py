@@ -37,6 +37,7 @@ from cdc.readiness.facts import RESTRICTIVE
 from cdc.sink import factory
 from cdc.sink.contract import SchemaMismatch
 from cdc.sink.remedy import classify
+from cdc.sinks.elasticsearch.index.layout import outdated_error
 from cdc.verify.comparison import Comparison
 from tests.support.pages import refusal
 from tests.support.pipelines import pipeline, position_by_table
@@ -132,6 +133,8 @@ def of_log() -> Iterator[Finding]:
             (mistake,) = shape_errors(f"shop.{name}", 1, partitions, policy)
             yield find_error(str(mistake.finding_key), f"shop.{name}", mistake)
     yield find_error("table-waiting", TABLE, SchemaMismatch(table, "cache"), sink="cache")
+    outdated = outdated_error(table, "search", "fields", ["note"])
+    yield find_error("setting-differs/index", TABLE, outdated, sink="search")
 
 
 def of_documents(folder: Path) -> Iterator[Finding]:

@@ -98,7 +98,7 @@ def test_the_command_that_lifts_a_block_is_the_fix(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_shell_expands_nothing_of_a_name(name: str) -> None:
-    facts = IndexFacts(("8.19.21",), "green", 10, 1000, {}, 0.85, (name,), (name,))
+    facts = IndexFacts("Elasticsearch", ("8.19.21",), "green", 10, 1000, {}, 0.85, (name,), (name,))
     fixes = [finding.fix for finding in check_cluster("search", facts)]
     assert len(fixes) == 2
     for fix in fixes:

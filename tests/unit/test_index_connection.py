@@ -436,3 +436,73 @@ def test_an_unknown_host_is_named() -> None:
     assert "its host name is unknown" in error.message
     assert "url or nodes" in error.hint
     assert json.dumps(error.details)
+
+
+ROOT_OF_OPENSEARCH = {
+    "name": "os-1",
+    "version": {"distribution": "opensearch", "number": "2.19.6", "build_type": "tar"},
+    "tagline": "The OpenSearch Project: https://opensearch.org/",
+}
+"""What OpenSearch 2.19.6 answers at its root; none of its answers has a header of its own."""
+ABSENT = {
+    "error": {"type": "index_not_found_exception", "reason": "no such index [x]"},
+    "status": 404,
+}
+
+
+def opensearch(request: Request) -> Answer:
+    """Answer as OpenSearch 2.19.6 did."""
+    answers: dict[str, tuple[int, object]] = {
+        "/": (200, ROOT_OF_OPENSEARCH),
+        "/x/_search/point_in_time": (200, {"pit_id": "pit-1", "creation_time": 1}),
+        "/_search/point_in_time": (200, {"pits": [{"successful": True, "pit_id": "pit-1"}]}),
+    }
+    status, body = answers.get(request.path.partition("?")[0], (404, ABSENT))
+    return Answer(status, json.dumps(body).encode())
+
+
+def test_an_opensearch_is_known_by_its_root() -> None:
+    """Its answers have no header of the product, and its points in time have addresses of their own."""
+    asked: list[tuple[str, str]] = []
+
+    def rule(request: Request) -> Answer:
+        asked.append((request.method, request.path))
+        return opensearch(request)
+
+    with Proxy(NOWHERE) as proxy:
+        proxy.rule = rule
+        server = Server("search", proxy.url)
+        assert server.open_point_in_time("x", "1m") == "pit-1"
+        server.close_point_in_time("pit-1")
+        assert server.product == "OpenSearch"
+        with pytest.raises(Refusal) as caught:
+            server.ask("GET", "/y/_alias")
+        assert (caught.value.status, caught.value.kind) == (404, "index_not_found_exception")
+        assert asked.count(("GET", "/")) == 1
+        assert ("DELETE", "/_search/point_in_time") in asked
+        # What stands before it is not the server: what isn't found there may be there.
+        for page in (
+            Answer(404, b"<html>", "text/html"),
+            Answer(404, b'{"message":"no route"}'),
+            Answer(200, b"<html>", "text/html"),
+        ):
+            proxy.rule = lambda _, page=page: page  # type: ignore[misc]
+            with pytest.raises(SinkUnavailable, match="no Elasticsearch and no OpenSearch"):
+                server.ask("GET", "/y/_alias")
+        forget(proxy.url)
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        {"version": {"number": "7.10.2", "build_flavor": "oss"}},
+        {"message": "a page"},
+        ["a page"],
+    ],
+)
+def test_what_does_not_say_that_it_is_an_opensearch(root: object) -> None:
+    with Proxy(NOWHERE) as proxy:
+        proxy.rule = lambda _: Answer(200, json.dumps(root).encode())
+        with pytest.raises(SinkUnavailable, match="no Elasticsearch and no OpenSearch"):
+            Server("search", proxy.url).ask("GET", "/y/_alias")
+        forget(proxy.url)

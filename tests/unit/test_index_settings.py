@@ -46,6 +46,20 @@ def test_settings_are_the_same_however_they_are_nested(tmp_path: Path, text: str
     assert load(tmp_path, f"{{settings: {result.settings}}}") == result
 
 
+def test_an_analysis_is_a_setting_of_its_own(tmp_path: Path) -> None:
+    """Its parts may have any name, such as `index` for the analyzer with which documents are stored."""
+    text = "{analyzer: {index: {type: custom, tokenizer: standard, filter: [lowercase]}}}"
+    expected = {
+        "analysis.analyzer.index.type": "custom",
+        "analysis.analyzer.index.tokenizer": "standard",
+        "analysis.analyzer.index.filter": ["lowercase"],
+    }
+    assert load(tmp_path, f"{{analysis: {text}}}").options.settings == expected
+    assert load(tmp_path, f"{{settings: {{analysis: {text}}}}}").options.settings == expected
+    both = load(tmp_path, f"{{analysis: {text}, settings: {{number_of_shards: 2}}}}")
+    assert both.options.settings == {"number_of_shards": 2, **expected}
+
+
 def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
     text = "{fields: {made: {null_value: 2013-01-02}, name: {fields: {raw: {type: keyword}}}}}"
     result = load(tmp_path, text)
@@ -68,6 +82,11 @@ def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
         ("{settings: {number_of_shards: three}}", "number_of_shards is a whole number"),
         ("{settings: {index.blocks.write: true}}", "blocks.write can't be set"),
         ("{settings: {mode: logsdb}}", "mode can't be set"),
+        ("{fields: {_source: {enabled: false}}}", "_source can't be set"),
+        ("{fields: {dynamic: true}}", "index.fields.dynamic"),
+        ("{fields: {a: {type: object, properties: {b: {dynamic: strict}}}}}", "of a can't be strict"),
+        ("{fields: {name: {type: alias, path: id}}}", "name can't be alias"),
+        ("{analysis: {filter: {a: {type: stop}}}, settings: {analysis.filter.b.type: stop}}", "two places"),
     ],
 )  # fmt: skip
 def test_what_an_index_can_not_be_asked(tmp_path: Path, text: str, message: str) -> None:

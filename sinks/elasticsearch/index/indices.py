@@ -30,6 +30,8 @@ WRITER_SEPARATOR = ".W."
 """Between an index' name and a writer's token. No index may have a capital in its name."""
 PROMOTION_SEPARATOR = ".P."
 """Between an index' name and the token of a promotion that keeps writers away from it."""
+PROBE_SEPARATOR = ".probe."
+"""Between a table's alias and a token. No table captured has a dot in its name."""
 INCLUDE_CLOSED = {"ignore_unavailable": "true", "expand_wildcards": "all"}
 
 
@@ -67,6 +69,10 @@ class Indices:
 
     def name(self, table: Table, generation: str) -> str:
         return f"{self.alias(table)}@{generation}"
+
+    def probe(self, table: Table) -> str:
+        """Return a new name of an index that nobody reads. It is no generation's."""
+        return f"{self.alias(table)}{PROBE_SEPARATOR}{new_token()}"
 
     def generation(self, table: Table) -> str | None:
         """Return this generation's name of a table; None for the live one, whatever its name."""
@@ -110,12 +116,14 @@ class Indices:
         return names_by_table
 
     def names(self, tables: Sequence[Table]) -> list[str]:
-        generations = self.generations(tables) if tables else {}
-        return [
-            self.name(table, generation)
-            for table in tables
-            for generation in generations[table.qualified]
-        ]
+        """List all indices of these tables: their generations, and probes that a killed process has left."""
+        aliases = {self.alias(table) for table in tables}
+        indices = self._read_aliases([self._pipeline_pattern]) if tables else {}
+        return sorted(
+            index
+            for index in indices
+            if aliases & {index.rpartition("@")[0], index.rpartition(PROBE_SEPARATOR)[0]}
+        )
 
     def switch_actions(
         self, tables: Sequence[Table], live: Mapping[str, str], target: Mapping[str, str]

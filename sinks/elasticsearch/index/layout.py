@@ -8,11 +8,11 @@ asked for is compared, not what it says.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cdc.model.table import Table
+from cdc.model.table import IndexOptions, Table
 from cdc.sink.contract import SchemaMismatch
 from cdc.sinks.elasticsearch.client import CLOSED, Refusal
 from cdc.sinks.elasticsearch.index.fields import DOUBLE, INTEGER, KEYWORD, member_field, merge_field
@@ -36,10 +36,13 @@ FIELD_LIMIT_REASON = "Limit of total fields"
 
 @dataclass(frozen=True)
 class Layout:
-    """The fields of an index by column, and the settings that the pipeline file asks for."""
+    """The fields of an index by column, and what the pipeline file asks for: settings, and options of
+    fields.
+    """
 
     fields: Mapping[str, Any]
     settings: Mapping[str, Any]
+    options: Mapping[str, Any]
 
     @classmethod
     def of(cls, table: Table) -> "Layout":
@@ -48,7 +51,7 @@ class Layout:
             column.name: merge_field(member_field(column), options.get(column.name, {}))
             for column in table.columns
         }
-        return cls(fields, table.index.settings)
+        return cls(fields, table.index.settings, options)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "Layout":
@@ -58,7 +61,13 @@ class Layout:
         The server itself refuses fields that differ then.
         """
         note = mapping.get("_meta", {}).get(NOTE, {"fields": {}, "settings": {}})
-        return cls(note["fields"], note["settings"])
+        return cls(note["fields"], note["settings"], note.get("options", {}))
+
+    def as_made(self, table: Table) -> "Layout":
+        """Build the layout of a table's columns as they are now, with what the file asked for when this
+        one was made.
+        """
+        return Layout.of(replace(table, index=IndexOptions(self.options, self.settings)))
 
     @property
     def live_settings(self) -> dict[str, Any]:
@@ -83,13 +92,28 @@ class Layout:
     def mapping(self, previous: "Layout | None" = None) -> dict[str, Any]:
         """Build the mapping: fields and note. Notes of dropped columns stay."""
         noted_fields = {**previous.fields, **self.fields} if previous else self.fields
-        note = {"fields": noted_fields, "settings": self.settings}
+        options = {**previous.options, **self.options} if previous else self.options
+        note = {"fields": noted_fields, "settings": self.settings, "options": options}
         return {"_meta": {NOTE: note}, "properties": {**self.fields, **OWN_FIELDS}}
 
     def body(self, *, is_live: bool) -> dict[str, Any]:
         """Build the request for a new index. Not strict: the log may have older columns."""
         settings = self.live_settings if is_live else self.live_settings | BULK_LOAD_SETTINGS
         return {"settings": settings, "mappings": {"dynamic": False, **self.mapping()}}
+
+    def probe_body(self) -> dict[str, Any]:
+        """Build the request for an index that is only to show whether the server makes it."""
+        settings = self.live_settings | {"auto_expand_replicas": False, "number_of_replicas": 0}
+        return {**self.body(is_live=True), "settings": settings}
+
+    def changes(self, existing: "Layout") -> list[str]:
+        """List what differs in an existing index, in words."""
+        fields = [
+            f"field {name}"
+            for name, field in self.fields.items()
+            if name not in existing.fields or not _extends(existing.fields[name], field)
+        ]
+        return [*fields, *(f"setting {name}" for name in sorted(self.changed_settings(existing)))]
 
     def changed_fields(self, existing: "Layout") -> list[str]:
         """List the columns whose fields differ in an existing index."""
@@ -114,6 +138,8 @@ def require_same_fields(table: Table, sink: str, layout: Layout, existing: Layou
     """Raise SchemaMismatch when an index was made with other fields than its columns have now."""
     if not (differing := layout.changed_fields(existing)):
         return
+    if not existing.as_made(table).changed_fields(existing):
+        raise outdated_error(table, sink, "fields", differing)
     lexical = [
         name
         for name in differing
@@ -127,6 +153,17 @@ def require_same_fields(table: Table, sink: str, layout: Layout, existing: Layou
         sink,
         f"The index of {table.qualified} in {sink} was made with other fields than it would get now:"
         f" {', '.join(differing)}.{text if lexical else ''}",
+    )
+
+
+def outdated_error(table: Table, sink: str, what: str, names: Sequence[str]) -> SchemaMismatch:
+    """Build the error of an index that goes on as it was made: only the pipeline file asks for others."""
+    return SchemaMismatch(
+        table,
+        sink,
+        f"The index of {table.qualified} in {sink} was made with other {what} than the file asks for now:"
+        f" {', '.join(names)}. It stays current, as it was made.",
+        waits=False,
     )
 
 
