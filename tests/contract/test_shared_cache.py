@@ -35,7 +35,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         with redis.Redis.from_url(url) as server:
             keys = ("~shop:*", "~depot:*")
             rights = [f"+{command}" for command in COMMANDS.split()]
-            server.execute_command("ACL", "SETUSER", "cdc", "on", ">hush-hush", *keys, *rights)  # type: ignore[no-untyped-call]
+            server.execute_command("ACL", "SETUSER", "cdc", "on", ">hush-hush", *keys, *rights)
         yield url
 
 
