@@ -91,7 +91,7 @@ def require_own(database: Database) -> None:
         raise SinkRejected(
             f"Database {database.number} of the cache holds keys of others ({key.split(':', 1)[0]}:…), which"
             " would change places with the new generation's keys.",
-            hint="give the pipeline two databases that nothing else uses: url: redis://host:port/2 and spare: 3",
+            hint="write `shared: true` in the sink, or give it two databases that nothing else uses: 2 and `spare: 3`",
             sink=database.sink,
         )
 

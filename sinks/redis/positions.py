@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import redis
 
+from cdc.errors import SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint, distance
@@ -16,6 +17,7 @@ from cdc.sink.fencing import checkpoint_after, mismatch
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import GenerationReplaced
 from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.exchange import complete, exchange_of
 from cdc.sinks.redis.executor import ChunkWriter, PendingAdvance
 from cdc.sinks.redis.scripts import FINISH, TAKE
 
@@ -109,6 +111,17 @@ class Positions:
             bounds = zip(start, offsets, end.offsets, strict=True)
             if all(low <= offset <= high for low, offset, high in bounds):
                 start = offsets
+        exchange = exchange_of(fields)
+        if exchange and advance.is_repair:
+            # The repair's records may be older than the rows that change places.
+            complete(self.database, advance.table.qualified)
+            raise SinkUnavailable(
+                f"Generations of {advance.table.qualified} have changed places while rows were to be repaired.",
+                hint="`cdc run` tries again; after another command: run it again",
+                sink=self.database.sink,
+            )
+        if exchange and stored and stored.shape != advance.table.shape:
+            raise mismatch(advance.table, advance.start, stored.position, ours=False)
         generation = fields.get("generation", "")
         key = (advance.table.qualified, writer, generation)
         takeover = int(fields.get("takeovers", "0"))
@@ -125,7 +138,7 @@ class Positions:
             )
         checkpoint = checkpoint_after(advance, stored, Applied(), writer, generation)
         extra = () if advance.is_repair else extra_fields(checkpoint)
-        pending = PendingAdvance(advance, start, generation, writer, extra, takeover)
+        pending = PendingAdvance(advance, start, generation, writer, extra, takeover, exchange)
         if fields.get("writer") != writer:
             pending = pending._replace(takeover=self._take_over(pending, fields))
         self._takeovers[key] = pending.takeover

@@ -50,15 +50,15 @@ def key_pages(url: str, begin: str) -> Iterator[list[str]]:
         RedisError: `Switched` after the last page, if not all are of one server.
     """
     server = client(url)
-    first = _run_id(server)
+    first = run_id(server)
     keys = server.scan_iter(match=glob_literal(begin) + "*", count=PAGE_ROWS)
     while page := list(itertools.islice(keys, PAGE_ROWS)):
         yield page
-    if _run_id(server) != first:
+    if run_id(server) != first:
         raise Switched("another server has gone on with a scan")
 
 
-def _run_id(server: redis.Redis) -> object:
+def run_id(server: redis.Redis) -> object:
     """Return what is another one on each server, and after each start of it; None for a user without
     the right to INFO.
     """

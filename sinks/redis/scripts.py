@@ -91,15 +91,130 @@ if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'generation', ARGV[3]) end
 return 1
 """
 
-# ARGV: two databases, then what was found in them when they were compared, as JSON: [{database,
-# key, fields}]; the text of a field that isn't there is ''. 0 when something has moved since.
-EXCHANGE = """
+# ARGV: the database that readers see, the other one, then what was found in them when they were
+# compared, as JSON: [{database, key, fields}]; the text of a field that isn't there is ''. 0 when
+# something has moved since.
+UNMOVED = """
 for _, found in ipairs(cjson.decode(ARGV[3])) do
   redis.call('SELECT', found.database)
   for field, value in pairs(found.fields) do
     if (redis.call('HGET', found.key, field) or '') ~= value then return 0 end
   end
 end
+"""
+
+EXCHANGE_DATABASES = (
+    UNMOVED
+    + """
 redis.call('SWAPDB', ARGV[1], ARGV[2])
 return 1
 """
+)
+
+# Exchanges positions; rows follow by `EXCHANGE_ROWS`. The rest of ARGV: the mark of this exchange, then
+# as JSON what else the positions that readers see say meanwhile: [{key, fields}].
+EXCHANGE_POSITIONS = (
+    UNMOVED
+    + """
+for _, begun in ipairs(cjson.decode(ARGV[5])) do
+  local positions = {}
+  for place = 1, 2 do
+    redis.call('SELECT', ARGV[place])
+    positions[place] = redis.call('HGETALL', begun.key)
+    redis.call('DEL', begun.key)
+  end
+  for place = 1, 2 do
+    redis.call('SELECT', ARGV[place])
+    redis.call('HSET', begun.key, 'exchange', ARGV[4], unpack(positions[3 - place]))
+  end
+  redis.call('SELECT', ARGV[1])
+  for field, value in pairs(begun.fields) do redis.call('HSET', begun.key, field, value) end
+end
+return 1
+"""
+)
+
+# Exchanges rows that haven't changed places yet, each with the row of the same key in the other database.
+# `is_written` counts equal rows as exchanged, too: they are about to be written. KEYS: position, the
+# set of rows that are exchanged. ARGV: the mark of the exchange, the database that readers see, the
+# other one. -1 when that exchange is over.
+EXCHANGING = """
+redis.call('SELECT', ARGV[2])
+if redis.call('HGET', KEYS[1], 'exchange') ~= ARGV[1] then return -1 end
+local bytes = 0
+local function change_places(rows, is_written)
+  if #rows == 0 then return end
+  redis.call('SELECT', ARGV[3])
+  local there = redis.call('MGET', unpack(rows))
+  redis.call('SELECT', ARGV[2])
+  local here = redis.call('MGET', unpack(rows))
+  local marks = {}
+  local function put(i, value)
+    if value then redis.call('MSET', rows[i], value) else redis.call('UNLINK', rows[i]) end
+  end
+  for i, row in ipairs(rows) do
+    local differs = here[i] ~= there[i]
+    bytes = bytes + #(here[i] or '')
+    local is_due = (differs or is_written) and redis.call('SISMEMBER', KEYS[2], row) == 0
+    if is_due then marks[#marks + 1] = row end
+    if is_due and differs then put(i, there[i]) else here[i] = nil end
+  end
+  if #marks > 0 then redis.call('SADD', KEYS[2], unpack(marks)) end
+  redis.call('SELECT', ARGV[3])
+  for i = 1, #rows do
+    if here[i] ~= nil then put(i, here[i]) end
+  end
+  redis.call('SELECT', ARGV[2])
+end
+"""
+
+# Further KEYS: rows that are written next.
+EXCHANGE_ROWS = (
+    EXCHANGING
+    + """
+change_places({unpack(KEYS, 3)}, true)
+return 1
+"""
+)
+
+# The rest of ARGV: a database, the pattern of keys of rows there, a cursor of SCAN, and a count of keys.
+# First comes the database that readers see, so that in the other one only rows without a counterpart are
+# left. Returns the next cursor, and the bytes of the rows in the database that readers see.
+EXCHANGE_SOME = (
+    EXCHANGING
+    + """
+redis.call('SELECT', ARGV[4])
+local found = redis.call('SCAN', ARGV[6], 'MATCH', ARGV[5], 'COUNT', ARGV[7])
+local rows = found[2]
+if ARGV[4] ~= ARGV[2] then
+  redis.call('SELECT', ARGV[2])
+  rows = {}
+  for _, row in ipairs(found[2]) do
+    if redis.call('EXISTS', row) == 0 then rows[#rows + 1] = row end
+  end
+end
+change_places(rows, false)
+return {found[1], bytes}
+"""
+)
+
+# Ends an exchange whose rows are all exchanged: the position that readers see is from now on that of
+# the rows.
+SETTLE = (
+    EXCHANGING
+    + """
+local function below(a, b) return #a < #b or (#a == #b and a < b) end
+local ahead = cjson.decode(redis.call('HGET', KEYS[1], 'ahead') or '[]')
+for i, offset in ipairs(ahead) do
+  local partition = tostring(i - 1)
+  if below(redis.call('HGET', KEYS[1], partition) or '0', offset) then
+    redis.call('HSET', KEYS[1], partition, offset)
+  end
+end
+redis.call('HDEL', KEYS[1], 'exchange', 'ahead')
+redis.call('UNLINK', KEYS[2])
+redis.call('SELECT', ARGV[3])
+redis.call('HDEL', KEYS[1], 'exchange')
+return 1
+"""
+)

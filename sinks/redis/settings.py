@@ -74,7 +74,7 @@ class Redis(TlsSettings, SinkSettings):
     type: Literal["redis"]
     """Which kind of sink it is."""
     url: Annotated[str, AfterValidator(_cache)] = Field(examples=["redis://localhost:6379/0"])
-    """The server and the number of the database, which must hold nothing else. With `sentinels` it
+    """The server and the number of the database, which must hold nothing else unless `shared`. With `sentinels` it
     has no host: redis:///0, or rediss:///0 for TLS.
     """
     user: str | None = Field(default=None, min_length=1)
@@ -97,6 +97,10 @@ class Redis(TlsSettings, SinkSettings):
     spare: int | None = Field(default=None, ge=0)
     """The number of the database where `cdc rebuild` makes the next generation: the one after the
     url's when None.
+    """
+    shared: bool = False
+    """Whether others use these databases, too, with other prefixes: a rebuild or a rollback then
+    exchanges generations row by row.
     """
     trigger_s: float = Field(default=0.2, ge=0, description=TRIGGER)
 
@@ -189,7 +193,7 @@ class Redis(TlsSettings, SinkSettings):
     def build(self, name: str, pipeline: str) -> "Sink":  # noqa: ARG002
         from cdc.sinks.redis import sink
 
-        return sink.Redis(name, self.connection_url, self.prefix, self.spare)
+        return sink.Redis(name, self.connection_url, self.prefix, self.spare, shared=self.shared)
 
     def build_state(self) -> "StateSink":
         from cdc.sinks.redis.documents.sink import DocumentState

@@ -6,10 +6,10 @@ not been written by then. So a crash between chunks leaves a position to go on f
 ever set back. Positions are a hash <prefix>:_cdc:<schema>.<table>: topic_id, writer, takeovers,
 partitions, rows, at, generation, one field a partition, and what else `ViewCheckpoint` has, as JSON. Only the
 writer that it names moves it; a new one writes its name first. Another generation lies under the
-same names in another database of the server; SWAPDB exchanges the two. So every call names the
-generation that it is for: the other's positions and rows may lie here by now. The set <prefix>:_cdc
-names the tables that lie in a database: those that aren't of the pipeline any more are brought
-along when the two change places.
+same names in another database of the server; SWAPDB exchanges the two, or, if others use the
+databases, too, `exchange` does row by row. So every call names the generation that it is for: the
+other's positions and rows may lie here by now. The set <prefix>:_cdc names the tables that lie in a
+database: those that aren't of the pipeline any more are brought along when databases change places.
 """
 
 import json
@@ -28,9 +28,10 @@ from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
 from cdc.sink.scan import GROUPED, pages, scan_items
 from cdc.sinks.redis import health, scan
 from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.exchange import complete, new_mark, shown_fields
 from cdc.sinks.redis.executor import RedisWriter
 from cdc.sinks.redis.positions import Positions
-from cdc.sinks.redis.scripts import EXCHANGE
+from cdc.sinks.redis.scripts import EXCHANGE_DATABASES, EXCHANGE_POSITIONS
 from cdc.sinks.redis.tables import (
     add_name,
     copy_table,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 class Redis:
     """The cache as a sink, see `cdc.sink.contract.Sink`.
 
-    Generations change places as a whole database.
+    Generations change places as a whole database, or row by row if others use it, too.
     """
 
     promotes_all_tables = True
@@ -60,8 +61,11 @@ class Redis:
         prefix: str,
         spare: int | None = None,
         generation_names: Mapping[str, str] | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         """`spare` is the number of the database for other generations: the next one when None.
+        `shared`: others use these databases, too.
 
         Raises:
             SettingsError: the url names no server and database.
@@ -71,6 +75,7 @@ class Redis:
         self.prefix = prefix
         self._database = Database(name, url, prefix)
         self.spare = self._database.number + 1 if spare is None else spare
+        self.shared = shared
         self._positions = Positions(self._database, generation_names)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # the server's own
@@ -92,6 +97,7 @@ class Redis:
 
     def clear(self, table: Table) -> None:
         """Empty the view; what another generation has left in this database makes room for it."""
+        complete(self._database, table.qualified)
         generation = self._positions.generation(table)
         expected = self._positions.last_generation(table)
         empty_table(self._database, table.qualified, generation, expected)
@@ -119,29 +125,38 @@ class Redis:
     def for_generation(self, names: Mapping[str, str]) -> "Redis":
         url = at_database(self.url, self.spare)
         live = self._database.number
-        return Redis(self.name, url, self.prefix, live, dict(names))
+        return Redis(self.name, url, self.prefix, live, dict(names), shared=self.shared)
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
-        """Check memory, and that both databases are our own: they change places as a whole."""
-        for database in (self._database, self._spare_database):
+        """Check memory, and that both databases are our own where they change places as a whole."""
+        for database in () if self.shared else (self._database, self._spare_database):
             health.require_own(database)
         health.require_memory(self._database)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """Exchange databases in one script, unless a position has moved since the comparison."""
+        """Exchange databases, or positions, in one script, unless a position has moved since the
+        comparison. Rows follow positions.
+        """
+        self._complete(tables)
         if are_live(positions(self, tables), names):
             return {}
         candidate = Positions(self._spare_database, names)
-        # Tables that the pipeline has no more are copied, so that their readers keep them.
-        own_names = {table.qualified for table in tables}
-        for name in other_tables(candidate.database, own_names):
-            drop_table(candidate.database, name)
-        for name in other_tables(self._database, own_names):
-            copy_table(name, self._database, candidate.database)
+        if not self.shared:
+            # Tables that the pipeline has no more are copied, so that their readers keep them.
+            own_names = {table.qualified for table in tables}
+            for name in other_tables(candidate.database, own_names):
+                drop_table(candidate.database, name)
+            for name in other_tables(self._database, own_names):
+                copy_table(name, self._database, candidate.database)
         lagging: list[Table] = []
         wait_until_caught_up(
-            lambda: exchange(self._positions, candidate, tables, lagging), self.name, lagging
+            lambda: exchange(
+                self._positions, candidate, tables, lagging, are_databases_own=not self.shared
+            ),
+            self.name,
+            lagging,
         )
+        self._complete(tables)
         # The previous generation, whatever its name.
         previous = Positions(self._spare_database, None)
         retained = ((table, previous.checkpoint(table)) for table in tables)
@@ -157,6 +172,7 @@ class Redis:
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Empty tables of the spare database that aren't kept; drop those that are no view's."""
         spare = self._spare_database
+        self._complete(tables)
         for table in tables:
             if table.qualified not in keep:
                 empty_table(spare, table.qualified, "")
@@ -180,20 +196,32 @@ class Redis:
             return [self._database]
         return [self._database, self._spare_database]
 
+    def _complete(self, tables: Sequence[Table]) -> None:
+        """Complete exchanges of rows, this command's or another's that was killed."""
+        for table in tables:
+            complete(self._database, table.qualified)
+
     @property
     def _spare_database(self) -> Database:
         return self._database.at(self.spare)
 
 
 def exchange(
-    live: Positions, candidate: Positions, tables: Sequence[Table], lagging: list[Table]
+    live: Positions,
+    candidate: Positions,
+    tables: Sequence[Table],
+    lagging: list[Table],
+    *,
+    are_databases_own: bool,
 ) -> bool:
-    """Exchange two databases in one script, if no position has moved since they were compared.
+    """Exchange two databases, or the positions in them, in one script, if no position has moved since
+    they were compared.
 
     Returns whether they were exchanged: not while a view of the candidate would go back. `lagging` is
     filled with the tables of such views.
     """
     expectations = []
+    begun = []
     lagging.clear()
     for table, *both in zip(tables, live.read_all(tables), candidate.read_all(tables), strict=True):
         stored, candidate_stored = map(checkpoint_of, both)
@@ -204,7 +232,14 @@ def exchange(
             {"database": str(side.database.number), "key": key, "fields": expected_fields(fields)}
             for side, fields in zip((live, candidate), both, strict=True)
         ]
+        shown = shown_fields(stored, candidate_stored) if candidate_stored else {}
+        begun.append({"key": key, "fields": shown})
     if lagging:
         return False
-    arguments = (live.database.number, candidate.database.number, json.dumps(expectations))
-    return bool(live.database.ask(lambda server: server.eval(EXCHANGE, 0, *arguments)))
+    numbers = (live.database.number, candidate.database.number)
+    arguments: list[int | str] = [*numbers, json.dumps(expectations)]
+    script = EXCHANGE_DATABASES
+    if not are_databases_own:
+        script = EXCHANGE_POSITIONS
+        arguments += [new_mark(live.database, candidate.database), json.dumps(begun)]
+    return bool(live.database.ask(lambda server: server.eval(script, 0, *arguments)))

@@ -71,6 +71,9 @@ def maker(
     if kind == "redis":
         # Databases of its own: generations change places with all that is in them.
         return lambda: Redis("cache", stack.endpoints.redis.removesuffix("/0") + "/4", unique)
+    if kind == "redis, shared":
+        url = stack.endpoints.redis.removesuffix("/0") + "/6"
+        return lambda: Redis("cache", url, unique, shared=True)
     if kind == "elasticsearch":
         return lambda: Elasticsearch("search", stack.endpoints.elasticsearch, unique)
     raise ValueError(f"{kind} is built nowhere")

@@ -369,25 +369,42 @@ def test_a_user_without_config_will_do(
     limited.sink.close()
 
 
-@pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
+SHARED_LAWS = [
+    laws.a_generation_is_built_unseen,
+    laws.a_generation_that_is_behind_waits,
+    laws.what_is_empty_exists,
+    laws.a_removed_view_leaves_nothing_behind,
+]
+"""Those in which generations change places or are removed: what others have in the databases stays."""
+
+
+@pytest.mark.parametrize(
+    ("law", "shared"),
+    [*((law, False) for law in laws.LAWS), *((law, True) for law in SHARED_LAWS)],
+    ids=lambda value: getattr(value, "__name__", "shared" if value else "own"),
+)
 def test_law_of_a_user_with_the_documented_rights(
-    own_server: str, harness: Harness, unique: str, law: Callable[[Harness], None]
+    own_server: str, harness: Harness, unique: str, law: Callable[[Harness], None], shared: bool
 ) -> None:
     """COMMANDS and the keys of the prefix, no more; by the settings `user` and `password`."""
     rights = [f"+{command}" for command in COMMANDS.split()]
     user(own_server, f"~{unique}:*", *rights)
-    login = {"user": "cdc", "password": "hush-hush"}
+    login = {"user": "cdc", "password": "hush-hush", "shared": shared}
     settings = RedisSettings.model_validate(
         {"type": "redis", "url": own_server, "prefix": unique, **login}
     )
     limited = Harness(
         harness.spark, lambda: settings.build("cache", unique), table(f"{unique}.public.items")
     )
-    with server_at(own_server) as server:
+    with server_at(own_server) as server, server_at(own_server[:-1] + "1") as spare:
+        for database in (server, spare) if shared else ():
+            database.set("session:1", "another application's")
         server.acl_log_reset()
         law(limited)
         limited.sink.close()
         assert server.acl_log() == []
+        for database in (server, spare) if shared else ():
+            assert database.get("session:1") == "another application's"
 
 
 def test_what_evicts_is_refused_whoever_asks(

@@ -24,7 +24,12 @@ from tests.support.envelopes import table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MOMENTS = {"redis": range(0, 6, 2), "elasticsearch": range(0, 16, 6), "delta": range(0, 12, 4)}
+MOMENTS = {
+    "redis": range(0, 6, 2),
+    "redis, shared": range(0, 12, 4),
+    "elasticsearch": range(0, 16, 6),
+    "delta": range(0, 12, 4),
+}
 """The moments of each meeting that are tried: not all, because a round takes seconds; `make
 properties` tries every one.
 """

@@ -37,7 +37,7 @@ from cdc.sinks.redis.tables import add_name, empty_table, list_keys, other_table
 
 log = structlog.get_logger()
 STATE_COMMANDS = (
-    "get set incr hdel hkeys hlen smembers sscan sismember zadd zrem zmscore zrange zcard"
+    "get set incr hkeys hlen smembers sscan zadd zrem zmscore zrange zcard"
     " zrevrange zrangebylex zrevrangebylex zrangebyscore hsetnx lpush ltrim lrange"
 )
 """Commands that the state uses in addition to the cache's."""

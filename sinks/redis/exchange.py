@@ -1,0 +1,112 @@
+"""Exchange of two generations row by row, in databases that others use, too.
+
+Positions change places first, in one script. From then on each row changes places once, before it is
+written or when `complete` comes to it. So an exchange that is interrupted loses nothing: whoever
+writes goes on, and `complete` may be repeated, also by two at a time.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import redis
+
+from cdc.model.generation import new_generation
+from cdc.model.position import ViewCheckpoint, distance
+from cdc.redis.server import Switched, glob_literal, view_key
+from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.scan import run_id
+from cdc.sinks.redis.scripts import EXCHANGE_SOME, SETTLE
+
+FIRST_ROWS = 50
+SLICE_ROWS = 500
+SLICE_BYTES = 500_000
+"""Size of a call of `complete`: it takes a few milliseconds, during which the server serves nobody else."""
+
+
+OVER = -1
+"""The answer of the scripts to an exchange that is complete."""
+
+
+class Exchange(NamedTuple):
+    """An exchange that isn't complete.
+
+    mark: distinguishes it from all others. live, other: numbers of the databases. ahead: by
+    partition, up to which offset the rows that change places to the live database are made. The
+    position there says less as long as some of them haven't: it is what readers wait for.
+    """
+
+    mark: str
+    live: int
+    other: int
+    ahead: tuple[int, ...] = ()
+
+    def is_ahead(self, partition: int, offset: int) -> bool:
+        """Whether a row has changes up to this offset once it has changed places."""
+        return partition < len(self.ahead) and offset < self.ahead[partition]
+
+
+def exchange_of(fields: Mapping[str, str]) -> Exchange | None:
+    """Parse the exchange that a position is in; None where all rows are in their places."""
+    mark = fields.get("exchange")
+    if mark is None:
+        return None
+    _, live, other = json.loads(mark)
+    return Exchange(mark, live, other, tuple(map(int, json.loads(fields.get("ahead", "[]")))))
+
+
+def new_mark(live: Database, other: Database) -> str:
+    return json.dumps([new_generation(), live.number, other.number])
+
+
+def shown_fields(live: ViewCheckpoint | None, candidate: ViewCheckpoint) -> dict[str, str]:
+    """Build what a position says while its rows change places: no more than holds for every row.
+
+    Where the two can't be compared it says offset zero.
+    """
+    ends = candidate.position.offsets
+    shown = (0,) * len(ends)
+    if live and live.floor == candidate.floor and distance(live, candidate.position).comparable:
+        shown = live.position.offsets
+    offsets = {str(partition): str(offset) for partition, offset in enumerate(shown)}
+    return {**offsets, "ahead": json.dumps([str(offset) for offset in ends])}
+
+
+def complete(database: Database, table: str) -> None:
+    """Exchange all rows of a table that haven't changed places yet; does nothing where all have.
+
+    database: either of the two.
+
+    Raises:
+        SinkUnavailable: among others where another server has gone on meanwhile, which knows no cursor.
+    """
+    key = database.position_key(table)
+    current = exchange_of(database.ask(lambda server: server.hgetall(key)))
+    if current is None:
+        return
+    keys = [key, exchanged_key(key)]
+    arguments = (current.mark, current.live, current.other)
+    pattern = glob_literal(view_key(database.prefix, table)) + "*"
+    script = database.script(EXCHANGE_SOME)
+    first = database.ask(run_id)
+    rows = FIRST_ROWS
+    for number in (current.live, current.other):
+        cursor = ""
+        while cursor != "0":
+            answer = script(keys, [*arguments, number, pattern, cursor or "0", rows])
+            if answer == OVER:
+                return
+            cursor, size = answer
+            rows = max(1, min(2 * rows, SLICE_ROWS, rows * SLICE_BYTES // max(size, 1)))
+
+    def require_same(server: redis.Redis) -> None:
+        if run_id(server) != first:
+            raise Switched("another server has gone on with a scan")
+
+    database.ask(require_same)
+    database.script(SETTLE)(keys, arguments)
+
+
+def exchanged_key(position_key: str) -> str:
+    """Return the key of the set of rows that have changed places, in the live database."""
+    return f"{position_key}:exchanged"
