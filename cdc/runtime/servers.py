@@ -53,18 +53,17 @@ def spark_on(master: str, modules: Sequence[str] = ()) -> "Iterator[SparkSession
     from cdc.spark.session import ended_by_cluster, exit_error, session
 
     spark = session(master, artifacts.spark_jars(), modules=modules)
-    ended = None
     try:
         try:
             yield spark
         finally:
             ended = ended_by_cluster(spark)
             spark.stop()
-        if ended:
-            raise ended
+            if ended:
+                raise ended
     except CdcError:
         raise
     except Exception as error:
-        if failure := ended or exit_error(spark.sparkContext._gateway):
+        if failure := exit_error(spark.sparkContext._gateway):
             raise failure from error
         raise
