@@ -108,12 +108,6 @@ class Cluster:
         except (httpx.HTTPError, ValueError):
             return 0
 
-    def end_application(self) -> None:
-        """Have the master end the application that runs."""
-        (application,) = self._state()["activeapps"]
-        form = {"id": application["id"], "terminate": "true"}
-        httpx.post(f"{self._page}/app/kill/", data=form, timeout=60)
-
     def _state(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self._page}/json/", timeout=60).json())
 
