@@ -45,18 +45,22 @@ def spark_on(master: str, modules: Sequence[str] = ()) -> "Iterator[SparkSession
     """Start a Spark session for one verb, and stop it afterwards. modules: see `session`.
 
     Raises:
-        SparkError: the JVM of Spark has ended meanwhile, whatever error that caused here.
+        SparkError: the JVM of Spark has ended meanwhile, or its cluster has ended the application,
+            whatever error that caused here.
     """
     # First, so that nothing is fetched where there is no Spark.
     from cdc.compose import artifacts
-    from cdc.spark.session import exit_error, session
+    from cdc.spark.session import ended_by_cluster, exit_error, session
 
     spark = session(master, artifacts.spark_jars(), modules=modules)
     try:
         try:
             yield spark
         finally:
+            ended = ended_by_cluster(spark)
             spark.stop()
+            if ended:
+                raise ended
     except CdcError:
         raise
     except Exception as error:

@@ -24,6 +24,14 @@ LOST = re.compile(
     r"|java\.(?:io\.EOF|net\.Socket)Exception(?s:.{0,1000}?)PythonWorkerFactory\.create"
 )
 
+PYTHON = re.compile(
+    r"""ModuleNotFoundError: (No module named '[\w.]+')|(Cannot run program "[^"]+")|\[(PYTHON_VERSION_MISMATCH)\]"""
+)
+PYTHON_HINT = (
+    "pip install '.[spark]' with the driver's version of Python under the same path on every host,"
+    " then PYSPARK_PYTHON=/opt/cdc/bin/python cdc -p FILE run --master ..."
+)
+
 
 def explain(error: Exception, sink: str) -> CdcError:
     """Give a failure its class, also one inside Spark, which Spark reports as text only."""
@@ -36,6 +44,11 @@ def explain(error: Exception, sink: str) -> CdcError:
         )
     if "OutOfMemoryError" in text:
         return SparkError("Spark has run out of memory.", hint=MEMORY_HINT)
+    if found := PYTHON.search(text):
+        reason = next(filter(None, found.groups()))
+        return SparkError(
+            f"The Python of Spark's executors doesn't serve: {reason}.", hint=PYTHON_HINT
+        )
     if LOST.search(text):
         return WorkerLost(
             "Spark has lost a worker in mid-batch.",

@@ -295,6 +295,16 @@ def balanced(ranges: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange
     return parts
 
 
-@cache
 def _tasks_at_most(spark: SparkSession) -> int:
+    """As many as the driver's machine has cores; on a cluster as many as that has slots now: executors
+    come and go.
+    """
+    from cdc.spark.session import is_in_process
+
+    context = spark.sparkContext
+    return _cores(spark) if is_in_process(context.master) else context.defaultParallelism
+
+
+@cache
+def _cores(spark: SparkSession) -> int:
     return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)

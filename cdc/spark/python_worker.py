@@ -19,6 +19,7 @@ from typing import Any
 
 import pyspark.daemon
 
+DAEMON = "cdc.spark.python_worker"
 MODULES = "CDC_WORKER_MODULES"
 """The variable of the environment that names the modules to import, separated by commas."""
 _work = pyspark.daemon.worker

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
@@ -18,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from cdc.errors import SparkError
 from cdc.model import jvm_options
-from cdc.spark.python_worker import MODULES
+from cdc.spark.python_worker import DAEMON, MODULES
 
 SETTINGS = {
     # Delta.
@@ -90,6 +92,15 @@ LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": os.environ.get("SPARK_DRIVER_MEMORY", "1g"),
 }
+SHIPPED = "cdc.zip"
+REMOTE = {
+    # Before its first task an executor puts what the driver sends into its own folder, where it also
+    # starts its daemon of Python workers.
+    "spark.executorEnv.PYTHONPATH": SHIPPED,
+    # Spark's messages may quote rows. Executors don't have the driver's settings of logs, only its level.
+    "spark.executor.syncLogLevel.enabled": "true",
+}
+"""Settings for executors that are processes of their own."""
 ARCHIVE = Path(sys.prefix, "share", "cdc", "spark-classes.jsa")
 """The archive of the classes that Spark's process loads at each start; it ends with the environment.
 
@@ -105,6 +116,9 @@ EXIT_WAIT_S = 5.0
 MEMORY_HINT = (
     "give it more: SPARK_DRIVER_MEMORY=2g cdc -p FILE run; views go on from where they stand"
 )
+EXECUTOR_WAIT_S = 300.0
+"""Seconds in which a cluster has started an executor, also one that has to fetch an image first."""
+CLUSTER_HINT = "is the master up, and can it and its workers reach this host? their logs say more"
 QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 STARTUP_NOISE = (
     "Picked up ",
@@ -134,22 +148,27 @@ def session(
 ) -> SparkSession:
     """Start Spark on any master: `local[*]`, `spark://...`, `yarn`.
 
-    modules: what else workers need; a local Spark imports it once for all of them.
+    modules: what else workers need; it is imported once for all of an executor.
 
     Raises:
         SparkError: the JVM of Spark has ended while it started; what it printed is on standard
-            error.
+            error. Or the cluster doesn't answer, or starts no executor.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if master.startswith("local"):
+    if is_in_process(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = SparkConf().setMaster(master).setAppName("cdc")
     conf.setAll([*{**settings_for(master, jars, modules), **(settings or {})}.items()])
     if SparkContext._gateway is None:
         _start_context(conf)
-    spark = SparkSession.builder.config(conf=conf).getOrCreate()
-    if not master.startswith("local["):
-        spark.sparkContext.addPyFile(str(_archive()))
+    try:
+        spark = SparkSession.builder.config(conf=conf).getOrCreate()
+        if not is_in_process(master):
+            spark.sparkContext.setLogLevel("FATAL")
+            spark.sparkContext.addPyFile(str(_archive()))
+            _await_executor(spark)
+    except Py4JError as error:
+        raise _start_error(master, error) from error
     return spark
 
 
@@ -162,12 +181,15 @@ def settings_for(master: str, jars: Sequence[Path], modules: Sequence[str]) -> d
         "spark.driver.extraJavaOptions": shlex.join(
             [QUIET, *jvm_options.default_options(), *archive_options()]
         ),
+        "spark.python.daemon.module": DAEMON,
+        f"spark.executorEnv.{MODULES}": ",".join((*WORKER_MODULES, *modules)),
     }
-    if master.startswith("local["):
-        settings_of_process["spark.python.daemon.module"] = "cdc.spark.python_worker"
-        settings_of_process[f"spark.executorEnv.{MODULES}"] = ",".join((*WORKER_MODULES, *modules))
-    local = LOCAL if master.startswith("local") else {}
-    return {**SETTINGS, **settings_of_process, **local}
+    return {**SETTINGS, **settings_of_process, **(LOCAL if is_in_process(master) else REMOTE)}
+
+
+def is_in_process(master: str | None) -> bool:
+    """Whether tasks run in the driver's own process."""
+    return master is not None and (master == "local" or master.startswith("local["))
 
 
 def archive_options(archive: Path = ARCHIVE) -> list[str]:
@@ -187,7 +209,37 @@ def _start_context(conf: SparkConf) -> None:
     except Exception as error:
         if failure := exit_error(gateway):
             raise failure from error
-        raise
+        raise _start_error(conf.get("spark.master", ""), error) from error
+
+
+def _start_error(master: str | None, error: Exception) -> Exception:
+    """Say that a cluster refuses the application, or has ended it at its start; else the error as it is."""
+    if is_in_process(master):
+        return error
+    return SparkError(f"Spark can't start on {master}.", hint=CLUSTER_HINT)
+
+
+def _await_executor(spark: SparkSession) -> None:
+    """Wait for an executor: Spark itself would wait for ever, without a word.
+
+    Raises:
+        SparkError: there is none in time, or the cluster has ended the application.
+    """
+    master = spark.sparkContext.master
+    tracker = spark.sparkContext._jsc.sc().statusTracker()
+    deadline = time.monotonic() + EXECUTOR_WAIT_S
+    # It counts the driver as well.
+    while len(tracker.getExecutorInfos()) < 2:
+        if failure := ended_by_cluster(spark):
+            raise failure
+        if time.monotonic() > deadline:
+            spark.stop()
+            raise SparkError(
+                f"{master} has started no executor in {EXECUTOR_WAIT_S:.0f} s.",
+                hint="has a worker free cores and memory? an application takes all cores that"
+                " spark.cores.max doesn't deny it; does an executor fail? see the workers' logs",
+            )
+        time.sleep(0.1)
 
 
 def _quiet_gateway(conf: SparkConf) -> Any:
@@ -217,10 +269,8 @@ def _quiet_gateway(conf: SparkConf) -> Any:
         ) from error
     finally:
         os.close(output_of_spark)
-    # Not for local-cluster: executors would inherit the ignored signal, and Spark ends them by it.
-    if not conf.get("spark.master", "").startswith("local-cluster"):
-        signals = gateway.jvm.sun.misc
-        signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
+    signals = gateway.jvm.sun.misc
+    signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
     return gateway
 
 
@@ -234,9 +284,19 @@ def _forward_output(lines: IO[bytes]) -> None:
 
 
 def is_running(spark: SparkSession) -> bool:
-    """Whether Spark's process lives, as far as this process has started it. Returns at once."""
+    """Whether Spark's process lives, as far as this process has started it, and its cluster goes on with
+    the application.
+    """
     process = getattr(spark.sparkContext._gateway, "proc", None)
-    return process is None or process.poll() is None
+    return (process is None or process.poll() is None) and not ended_by_cluster(spark)
+
+
+def ended_by_cluster(spark: SparkSession) -> SparkError | None:
+    """Say that the cluster has ended the application, as it does after executors that couldn't start."""
+    context = spark.sparkContext
+    if is_in_process(context.master) or not context._jsc.sc().isStopped():
+        return None
+    return SparkError(f"{context.master} has ended this application.", hint=CLUSTER_HINT)
 
 
 def exit_error(gateway: Any) -> SparkError | None:
@@ -263,7 +323,7 @@ def _archive() -> Path:
     """Pack the package into one zip, for workers that don't have it; client libraries come with the
     worker's own Python.
     """
-    path = Path(tempfile.mkdtemp(prefix="cdc-ship-")) / "cdc.zip"
+    path = Path(tempfile.mkdtemp(prefix="cdc-ship-")) / SHIPPED
     package = Path(__file__).parents[1]
     with zipfile.ZipFile(path, "w") as archive:
         # In a checkout the folders of destinations are links, which `rglob` doesn't follow.

@@ -30,8 +30,13 @@ from cdc.errors import SinkRejected, SinkUnavailable
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-WRITE_HINT = "make room there, or see who may write to it; it is tried again"
-READ_HINT = "see whether it is mounted, and who may read it; it is tried again"
+WRITE_HINT = (
+    "make room there, or see who may write to it; executors of a cluster need the same folder under the same path;"
+    " it is tried again"
+)
+READ_HINT = (
+    "see whether it is mounted, on every host of a cluster, and who may read it; it is tried again"
+)
 STORE_HINT = (
     "see that the bucket exists, and the credentials, region and endpoint in the environment of the run and of"
     " Spark's executors; it is tried again"

@@ -97,7 +97,6 @@ def test_only_a_local_driver_keeps_to_the_loopback_address() -> None:
     """Executors on other hosts couldn't reach it there."""
     for master, is_local in {
         "local[2]": True,
-        "local-cluster[1,1,1]": True,
         "spark://h:1": False,
     }.items():
         loopback = [

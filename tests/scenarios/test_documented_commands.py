@@ -33,7 +33,7 @@ FIRST_HOUR = "own-tables.md"
 ELSEWHERE = {
     "up --stack compose": "needs a Docker engine: tests/containers",
     "run": "starts its own Spark: test_outages, test_rebuild; here it runs in this process",
-    "run --master spark://spark:7077": "names a cluster: test_pipeline runs local-cluster",
+    "run --master spark://spark:7077": "names a cluster: see test_cluster.py",
     "up": "starts servers of its own: the fixture of all tests does, and test_first_hour",
     "down": "stops them: the same",
     "serve --address 10.0.0.7 --token-file token": "names an address of another machine",

@@ -201,17 +201,6 @@ def test_all_changes_of_a_key_in_one_transaction_and_in_one_batch(world: "World"
     assert ops == {"c": 7, "u": 2, "d": 4}
 
 
-def test_a_cluster_of_separate_workers_is_given_what_it_needs(world: "World") -> None:
-    items(world)
-    world.sql("INSERT INTO items SELECT 'k' || n, n, 'v', n FROM generate_series(1, 500) n")
-    master = ("--master", "local-cluster[2,1,1024]")
-    with world.process(*master):
-        world.settle()
-        world.sql("UPDATE items SET v = 'w' WHERE b % 3 = 0", "DELETE FROM items WHERE b % 5 = 0")
-        world.settle()
-    world.assert_equal()
-
-
 def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
     """Either may be the one that moves a position first; the other stops, and it goes on."""
     items(world)
