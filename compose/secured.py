@@ -15,7 +15,7 @@ import shutil
 import socket
 import ssl
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,12 +69,12 @@ def write_private(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def rewrite(properties: Path, values: Mapping[str, object]) -> None:
-    """Give settings of a file of properties other values, or add them. It may hold passwords then."""
-    lines = properties.read_text().splitlines()
-    kept = [line for line in lines if line.partition("=")[0] not in values]
-    added = [f"{name}={value}" for name, value in values.items()]
-    write_private(properties, "\n".join([*kept, *added, ""]))
+def add(settings: Path, values: Mapping[str, object]) -> None:
+    """Add lines to a file of settings in which the last value of a name counts. It may have passwords
+    then.
+    """
+    lines = [f"{name} = {value}\n" for name, value in values.items()]
+    write_private(settings, settings.read_text() + "".join(lines))
 
 
 class Secured(Server):
@@ -117,18 +117,21 @@ class Postgres(Secured, servers.Postgres):
         change_owner(file, self.user())
         return ["-A", "scram-sha-256", "--pwfile", file]
 
+    def create(self, dirs: ServerDirs) -> None:
+        super().create(dirs)
+        (dirs.home / "tmp" / "password").unlink(missing_ok=True)
+
     def secure(self, dirs: ServerDirs) -> None:
         for name in ("server.crt", "server.key"):
             write_private(dirs.conf / name, (self.secrets / name).read_text())
         (dirs.conf / "pg_hba.conf").write_text("hostssl all all all scram-sha-256\n")
-        with (dirs.conf / "postgresql.conf").open("a") as settings:
-            settings.write("ssl = on\n")
-            for name, file in (
-                ("ssl_cert_file", "server.crt"),
-                ("ssl_key_file", "server.key"),
-                ("hba_file", "pg_hba.conf"),
-            ):
-                settings.write(f"{name} = '{dirs.conf / file}'\n")
+        files = {
+            "ssl_cert_file": "server.crt",
+            "ssl_key_file": "server.key",
+            "hba_file": "pg_hba.conf",
+        }
+        paths = {name: f"'{dirs.conf / file}'" for name, file in files.items()}
+        add(dirs.conf / "postgresql.conf", {"ssl": "on", **paths})
 
     def address(self, ports: Mapping[str, int]) -> str:
         return (
@@ -160,7 +163,7 @@ class Kafka(Secured, servers.Kafka):
     def secure(self, dirs: ServerDirs) -> None:
         ports = {"SASL_SSL": "kafka", "SSL": "kafka-certified", "CONTROLLER": "kafka-controller"}
         address = {name: dirs.ports[port] for name, port in ports.items()}
-        rewrite(
+        add(
             dirs.conf / "server.properties",
             {
                 "listeners": _listeners("127.0.0.1", address),
@@ -195,68 +198,54 @@ class Kafka(Secured, servers.Kafka):
             ssl_context=self.context("server"),
         )
         try:
-            users = ((USER, "kafka"), ("connect", "connect"))
-            refused = admin.alter_user_scram_credentials(
-                [
-                    UserScramCredentialUpsertion(
-                        user, ScramMechanism.SCRAM_SHA_512, self.password(file)
-                    )
-                    for user, file in users
-                ]
+            passwords = {USER: self.password("kafka"), "connect": self.password("connect")}
+            scram = ScramMechanism.SCRAM_SHA_512
+            logins = [
+                UserScramCredentialUpsertion(user, scram, password)
+                for user, password in passwords.items()
+            ]
+            answers = admin.alter_user_scram_credentials(logins)
+            _require_done([answer for answer in answers.values() if answer])
+            name = self.pipeline
+            _allow(admin, USER, "TOPIC", name)
+            _allow(admin, USER, "TRANSACTIONAL_ID", name)
+            _allow(admin, "connect", "TOPIC", name, WORKER)
+            _allow(admin, "connect", "GROUP", WORKER)
+            _allow(
+                admin,
+                "connect",
+                "TRANSACTIONAL_ID",
+                *(name, f"{WORKER}-{name}", f"connect-cluster-{WORKER}"),
             )
-            names = (self.pipeline,)
-            worker = (*names, WORKER)
-            transactions = (*names, f"{WORKER}-{self.pipeline}", f"connect-cluster-{WORKER}")
-            _allow(admin, USER, "TOPIC", names)
-            _allow(admin, USER, "TRANSACTIONAL_ID", names)
-            _allow(admin, "connect", "TOPIC", worker)
-            _allow(admin, "connect", "GROUP", (WORKER,))
-            _allow(admin, "connect", "TRANSACTIONAL_ID", transactions)
-            _allow(admin, "connect", "CLUSTER", ("kafka-cluster",), "DESCRIBE")
+            _allow(admin, "connect", "CLUSTER", "kafka-cluster")
         finally:
             admin.close()
-        if wrong := [f"{user}: {reason}" for user, reason in refused.items() if reason]:
-            raise _not_granted("passwords", wrong)
 
 
 def _listeners(host: str, ports: Mapping[str, int]) -> str:
     return ",".join(f"{name}://{host}:{port}" for name, port in ports.items())
 
 
-def _allow(
-    admin: "KafkaAdminClient", user: str, kind: str, names: Iterable[str], operation: str = "ALL"
-) -> None:
-    """Let a user do this with what has names that begin so."""
-    from kafka.admin import (
-        ACL,
-        ACLOperation,
-        ACLPermissionType,
-        ACLResourcePatternType,
-        ResourcePattern,
-        ResourceType,
-    )
+def _allow(admin: "KafkaAdminClient", user: str, kind: str, *names: str) -> None:
+    """Let a user do everything with what has names that begin so; the cluster it may only describe."""
+    from kafka import admin as words
 
-    pattern = "LITERAL" if kind == "CLUSTER" else "PREFIXED"
-    rules = [
-        ACL(
-            f"User:{user}",
-            "*",
-            ACLOperation[operation],
-            ACLPermissionType.ALLOW,
-            ResourcePattern(ResourceType[kind], name, ACLResourcePatternType[pattern]),
+    whole = kind == "CLUSTER"
+    pattern = words.ACLResourcePatternType["LITERAL" if whole else "PREFIXED"]
+    operation = words.ACLOperation["DESCRIBE" if whole else "ALL"]
+    allow = words.ACLPermissionType.ALLOW
+    resources = [words.ResourcePattern(words.ResourceType[kind], name, pattern) for name in names]
+    rules = [words.ACL(f"User:{user}", "*", operation, allow, resource) for resource in resources]
+    _require_done(admin.create_acls(rules)["failed"])
+
+
+def _require_done(refusals: Sequence[object]) -> None:
+    if refusals:
+        raise StackError(
+            f"Kafka doesn't take its users and their rights: {'; '.join(map(str, refusals))}",
+            hint="look at kafka/log in the state folder, then: cdc -p FILE up",
+            service="kafka",
         )
-        for name in names
-    ]
-    if failed := admin.create_acls(rules)["failed"]:
-        raise _not_granted("rights", map(str, failed))
-
-
-def _not_granted(what: str, reasons: Iterable[str]) -> StackError:
-    return StackError(
-        f"Kafka doesn't take the {what}: {'; '.join(reasons)}",
-        hint="look at its log in the state folder, then: cdc -p FILE up",
-        service="kafka",
-    )
 
 
 class SecuredWeb(Secured, servers.WebServer):
@@ -297,7 +286,7 @@ class Connect(SecuredWeb, servers.Connect):
             "sasl.mechanism": "SCRAM-SHA-512",
             "sasl.jaas.config": f'{module} required username="connect" password="{self.password("connect")}";',
         }
-        rewrite(
+        add(
             dirs.conf / "server.properties",
             {
                 "listeners": f"https://127.0.0.1:{dirs.ports[self.name]}",
