@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 FILE = Path(__file__).parents[2] / "sample/secured.yaml"
 HOLDERS = ("secrets", "connect/conf/server.properties")
 """What may hold secrets in the stack's folder."""
+UNREAD = ("postgres/data", "kafka/data", "elasticsearch/data")
+"""Gigabytes whose content is searched as records and documents, and Postgres' tables."""
 WRONG = "not-the-secret-4711"
 PAGES = ("/", "/api/status", "/api/quarantine", "/metrics")
 SPARK_PAGES = ("/environment/", "/SQL/", "/jobs/", "/stages/", "/executors/")
@@ -100,7 +102,6 @@ class Secured:
         self.shown: dict[str, str] = {}
         """By what has shown it."""
 
-    @property
     def secrets(self) -> set[str]:
         """Every password and key, and the form in which logins by HTTP have a password."""
         folder = self.state / "secrets"
@@ -247,6 +248,7 @@ def test_the_demo_on_secured_servers_shows_no_secret(
     """
     world, state = pipeline.world, pipeline.state
     folder = state / "secrets"
+    known = pipeline.secrets()
     pipeline.cdc("up")
     pipeline.cdc("migrate", "--sample")
     assert load(world.dsn, date(2013, 1, 1), date(2013, 1, 1))["flights"] > 800
@@ -273,7 +275,7 @@ def test_the_demo_on_secured_servers_shows_no_secret(
         )
         pipeline.cdc("rollback", "search")
         pipeline.take_pages()
-    looks = (
+    for verb in (
         "status",
         "doctor",
         "plan",
@@ -281,25 +283,27 @@ def test_the_demo_on_secured_servers_shows_no_secret(
         "generations",
         "views list",
         "quarantine list",
-    )
-    for words in looks:
-        pipeline.cdc(*words.split())
-        pipeline.cdc(*words.split(), "--json")
+    ):
+        pipeline.cdc(*verb.split())
+    pipeline.cdc("status", "--json")
     with wrong_passwords(folder):
-        for words in looks:
-            pipeline.cdc(*words.split(), code=None)
-    assert_nowhere(pipeline, processes)
+        for verb in ("status", "doctor", "plan"):
+            pipeline.cdc(verb, code=None)
+    assert_nowhere(pipeline, processes, known | pipeline.secrets())
     prepare(Context(world.file, state)).run(lambda _: None, watch_s=0.0)
     with pipeline.index() as client:
         left = client.get("/_cat/indices?h=index,docs.count").raise_for_status().text.split()
     assert left in (["cdc-position", "0"], [])
 
 
-def assert_nowhere(pipeline: Secured, processes: Processes) -> None:
+def assert_nowhere(pipeline: Secured, processes: Processes, known: set[str]) -> None:
     """Search every secret in everything that was shown, sent or stored."""
-    known = sorted(pipeline.secrets)
     state = pipeline.state
-    files = [path for path in state.rglob("*") if path.is_file()]
+    files = [
+        path
+        for path in state.rglob("*")
+        if path.is_file() and not str(path.relative_to(state)).startswith(UNREAD)
+    ]
     holders = [path for path in files if str(path.relative_to(state)).startswith(HOLDERS)]
     assert [path for path in holders if path.stat().st_mode & 0o077] == []
     searched: dict[str, bytes] = {

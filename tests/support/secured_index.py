@@ -103,8 +103,7 @@ class SecuredIndex:
         users = {ADMIN: PASSWORD, USER: password}
         lines = [f"{name}:{hash_for_elasticsearch(text)}\n" for name, text in users.items()]
         for node in self.nodes:
-            (node.dirs.conf / "users").write_text("".join(lines))
-            host.change_owner(node.dirs.conf, node.server.user())
+            _replace(node, "users", "".join(lines))
 
     def change_password(self, password: str) -> None:
         """Give USER another password, and wait until every node goes by it."""
@@ -126,9 +125,7 @@ class SecuredIndex:
     def set_rights(self, rights: Mapping[str, Any]) -> None:
         """Give USER these rights. Nodes that run know them within seconds."""
         for node in self.nodes:
-            path = node.dirs.conf / "roles.yml"
-            path.write_text(json.dumps({USER: rights}))
-            host.change_owner(node.dirs.conf, node.server.user())
+            _replace(node, "roles.yml", json.dumps({USER: rights}))
 
     def client(self, node: int = 0) -> httpx.Client:
         """Return a client of a node that may do everything."""
@@ -152,6 +149,14 @@ class SecuredIndex:
             return answer.status_code == httpx.codes.OK
 
         wait_until(is_whole, START_S, "the cluster to be whole")
+
+
+def _replace(node: Node, name: str, text: str) -> None:
+    """Replace a file of settings at once: a node that reads half of it knows no user or no right."""
+    fresh = node.dirs.conf / f"{name}.new"
+    fresh.write_text(text)
+    host.change_owner(fresh, node.server.user())
+    fresh.rename(node.dirs.conf / name)
 
 
 def _transport(name: str) -> str:
