@@ -22,7 +22,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from pwd import struct_passwd
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cdc.compose.host import STATE_HINT, change_owner, require_searchable, unprivileged
 from cdc.compose.process import end_leftovers, options
@@ -30,6 +30,9 @@ from cdc.compose.versions import ELASTICSEARCH, SERVER_VERSIONS, ServerVersion
 from cdc.compose.wheels import cache_version, postgres_bin, redis_server
 from cdc.errors import StackError
 from cdc.model import jvm_options
+
+if TYPE_CHECKING:
+    import redis
 
 TEMPLATES = Path(__file__).parent / "conf"
 FOLDERS = ("data", "conf", "log", "tmp")
@@ -110,13 +113,20 @@ class Server:
         for template in self.templates:
             text = Template((TEMPLATES / template).read_text()).substitute(self.settings(dirs))
             (dirs.conf / template.removeprefix(f"{self.name}.")).write_text(text)
+        self.secure(dirs)
         if self.refuses_root:
             require_searchable(dirs.home, STATE_HINT)
             change_owner(dirs.home, self.user())
         self.create(dirs)
 
+    def secure(self, dirs: ServerDirs) -> None:
+        """Add to the settings what makes the server ask who its clients are; see secured.py."""
+
     def create(self, dirs: ServerDirs) -> None:
         """Create the data, when this is the first start."""
+
+    def grant(self, ports: Mapping[str, int]) -> None:
+        """Give users their rights, once the server is ready and at each `cdc up`; see secured.py."""
 
     def settings(self, dirs: ServerDirs) -> dict[str, object]:
         """Return the variables of the templates."""
@@ -174,16 +184,25 @@ class Postgres(Server):
     stop_signal = signal.SIGINT  # "fast": SIGTERM would wait for every client to leave
     refuses_root = True
 
+    def programs(self) -> Path:
+        """Return the folder of the programs. Raises StackError: this machine has none."""
+        return postgres_bin()
+
+    def login(self, dirs: ServerDirs) -> list[str | Path]:  # noqa: ARG002
+        """Return initdb's options for how clients log in."""
+        return ["-A", "trust"]
+
     def create(self, dirs: ServerDirs) -> None:
-        end_leftovers(dirs.data, postgres_bin() / "postgres")
+        end_leftovers(dirs.data, self.programs() / "postgres")
         if dirs.data.joinpath("PG_VERSION").exists():
             return
         fresh = dirs.home / "tmp" / "initdb"
         shutil.rmtree(fresh, ignore_errors=True)
         self.run(
             dirs,
-            postgres_bin() / "initdb",
-            *("-D", fresh, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-instructions"),
+            self.programs() / "initdb",
+            *("-D", fresh, "-U", "postgres", "-E", "UTF8", "--no-instructions"),
+            *self.login(dirs),
             *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
         )
         # An interrupted initdb leaves half a cluster, which a rename never shows.
@@ -192,15 +211,18 @@ class Postgres(Server):
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
         config = dirs.conf / "postgresql.conf"
-        return [postgres_bin() / "postgres", "-D", dirs.data, "-c", f"config_file={config}"]
+        return [self.programs() / "postgres", "-D", dirs.data, "-c", f"config_file={config}"]
+
+    def address(self, ports: Mapping[str, int]) -> str:
+        """Return where an administrator logs in, as libpq takes it."""
+        return f"host=127.0.0.1 port={ports[self.name]} user=postgres dbname=postgres"
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         import psycopg
 
-        address = f"host=127.0.0.1 port={ports[self.name]} user=postgres dbname=postgres"
         with (
             suppress(psycopg.Error),
-            psycopg.connect(f"{address} connect_timeout={READY_S:.0f}") as connection,
+            psycopg.connect(self.address(ports), connect_timeout=int(READY_S)) as connection,
         ):
             return connection.execute("select 1").fetchone() == (1,)
         return False
@@ -240,7 +262,7 @@ class Kafka(JavaServer):
     """A Kafka broker that is its own controller."""
 
     name = "kafka"
-    extra_ports = ("kafka-controller",)
+    extra_ports: tuple[str, ...] = ("kafka-controller",)
     templates = ("kafka.server.properties", "kafka.log4j2.properties")
     main = "kafka.Kafka"
     heap = ("-Xmx512m",)
@@ -257,6 +279,10 @@ class Kafka(JavaServer):
             *("-t", cluster, "-c", dirs.conf / "server.properties"),
         )
 
+    def connect(self, ports: Mapping[str, int]) -> socket.socket:
+        """Connect to a port at which no login is needed. Raises OSError."""
+        return socket.create_connection(("127.0.0.1", ports[self.name]), READY_S)
+
     def ready(self, ports: Mapping[str, int]) -> bool:
         """Ask for metadata (version 1, all topics): ready when the broker lists itself.
 
@@ -267,17 +293,40 @@ class Kafka(JavaServer):
         request = struct.pack(f">hhih{len(client)}si", 3, 1, 7, len(client), client, 0)
         with (
             suppress(OSError),
-            socket.create_connection(("127.0.0.1", ports[self.name]), READY_S) as connection,
+            self.connect(ports) as connection,
+            connection.makefile("rb") as answer,
         ):
             connection.sendall(struct.pack(">i", len(request)) + request)
-            head = connection.recv(12, socket.MSG_WAITALL)
+            head = answer.read(12)
             if len(head) == 12:
                 _, correlation, brokers = struct.unpack(">iii", head)
                 return bool(correlation == 7 and brokers > 0)
         return False
 
 
-class Connect(JavaServer):
+class WebServer(Server):
+    """A server with an interface by HTTP."""
+
+    def connection(self, ports: Mapping[str, int]) -> HTTPConnection:
+        return HTTPConnection("127.0.0.1", ports[self.name], timeout=READY_S)
+
+    def headers(self) -> dict[str, str]:
+        """Return the login."""
+        return {}
+
+    def get(self, ports: Mapping[str, int], path: str) -> Any:
+        """Ask with a plain connection: a client library would read the system's certificates for each
+        request, which took more CPU than a server's start.
+        """
+        connection = self.connection(ports)
+        with closing(connection), suppress(OSError, HTTPException, ValueError):
+            connection.request("GET", path, headers=self.headers())
+            answer = connection.getresponse()
+            return json.load(answer) if answer.status == 200 else None
+        return None
+
+
+class Connect(WebServer, JavaServer):
     """A worker of Kafka Connect with Debezium's plugin."""
 
     name = "connect"
@@ -292,13 +341,13 @@ class Connect(JavaServer):
         """Ask the worker for its plugins, and for its connectors, which it knows once it has joined its
         group.
         """
-        plugins = _get(ports[self.name], "/connector-plugins") or []
+        plugins = self.get(ports, "/connector-plugins") or []
         if not any(plugin.get("class") == DEBEZIUM for plugin in plugins):
             return False
-        return _get(ports[self.name], "/connectors") is not None
+        return self.get(ports, "/connectors") is not None
 
 
-class Elasticsearch(Server):
+class Elasticsearch(WebServer):
     """Elasticsearch with a single node."""
 
     name = "elasticsearch"
@@ -331,7 +380,7 @@ class Elasticsearch(Server):
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         """Ask for the cluster's health (this distribution answers GET / with 405)."""
-        health = _get(ports[self.name], "/_cluster/health")
+        health = self.get(ports, "/_cluster/health")
         return bool(health) and health.get("status") in {"yellow", "green"}
 
 
@@ -344,32 +393,34 @@ class Redis(Server):
     def command(self, dirs: ServerDirs) -> list[str | Path]:
         return [redis_server(), dirs.conf / "redis.conf"]
 
+    def login(self) -> tuple[str | None, str | None]:
+        """Return an administrator's name and password."""
+        return None, None
+
+    def client(self, ports: Mapping[str, int]) -> "redis.Redis":
+        """Return an administrator's client."""
+        import redis
+
+        user, password = self.login()
+        return redis.Redis(
+            port=ports[self.name],
+            username=user,
+            password=password,
+            socket_timeout=READY_S,
+            socket_connect_timeout=READY_S,
+        )
+
     def ready(self, ports: Mapping[str, int]) -> bool:
         """PING; a server that still loads its file answers with an error."""
         import redis
 
-        client = redis.Redis(
-            port=ports[self.name], socket_timeout=READY_S, socket_connect_timeout=READY_S
-        )
-        with suppress(redis.RedisError), client:
+        with suppress(redis.RedisError), self.client(ports) as client:
             return bool(client.ping())
         return False
 
     def version(self) -> ServerVersion | None:
         # Asked of the program, because it may be the machine's own.
         return cache_version(redis_server())
-
-
-def _get(port: int, path: str) -> Any:
-    """Ask with a plain connection: a client library would read the system's certificates for each
-    request, which took more CPU than a server's start.
-    """
-    connection = HTTPConnection("127.0.0.1", port, timeout=READY_S)
-    with closing(connection), suppress(OSError, HTTPException, ValueError):
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return json.load(answer) if answer.status == 200 else None
-    return None
 
 
 # In the order of starting; stopped in reverse.

@@ -8,16 +8,15 @@ fails.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from cdc.compose import artifacts, host, process
+from cdc.compose import artifacts, host, process, secured
 from cdc.compose.host import STATE_HINT
-from cdc.compose.servers import ALL, BY_NAME, Server, ServerDirs, last_lines
+from cdc.compose.servers import ALL, BY_NAME, Postgres, Server, ServerDirs, last_lines
 from cdc.compose.stack_state import Endpoints, StackState, locked_state
 from cdc.compose.versions import require_readable
-from cdc.compose.wheels import postgres_bin
 from cdc.errors import StackError
 
 START_DEADLINE_S = 120.0
@@ -40,15 +39,27 @@ def state_dir(pipeline: str) -> Path:
     return user_state_path("cdc") / pipeline
 
 
-def up(state: Path, *, progress: Progress) -> Endpoints:
-    """Start what doesn't run, on its old ports and with its data; do nothing when all is well."""
+def servers_of(record: StackState, pipeline: str = "") -> tuple[Server, ...]:
+    """Return the servers of a stack in the order of starting; `pipeline` as for `up`."""
+    return secured.make(record.secrets, pipeline) if record.secrets else ALL
+
+
+def up(state: Path, *, progress: Progress, secured_for: str | None = None) -> Endpoints:
+    """Start what doesn't run, on its old ports and with its data; do nothing when all is well.
+
+    secured_for: the name of a pipeline, for servers that ask who it is.
+    """
     with locked_state(state.absolute(), progress) as record:
-        record.claim("embedded")
-        unhealthy = _find_unhealthy(record)
+        record.claim("secured" if secured_for else "embedded")
+        servers = servers_of(record, secured_for or "")
+        unhealthy = _find_unhealthy(record, servers)
         for server in reversed(unhealthy):
             stop(record, [server.name])
         if unhealthy:
             start(record, unhealthy, progress)
+        for server in servers:
+            if server not in unhealthy:
+                server.grant(record.ports)
         return record.endpoints()
 
 
@@ -74,7 +85,7 @@ def purge(state: Path, *, progress: Progress) -> list[str]:
     down(state, progress=progress)
     with locked_state(state.absolute(), progress) as record:
         progress("removing the data")
-        return record.purge(BY_NAME)
+        return record.purge([*(server.name for server in ALL), "secrets"])
 
 
 def running(state: Path) -> Endpoints | None:
@@ -83,11 +94,11 @@ def running(state: Path) -> Endpoints | None:
     return record.endpoints() if all(record.alive(server.name) for server in ALL) else None
 
 
-def _find_unhealthy(record: StackState) -> list[Server]:
+def _find_unhealthy(record: StackState, servers: Sequence[Server]) -> list[Server]:
     """Return the servers that don't run or don't answer, in the order of starting."""
-    with ThreadPoolExecutor(len(ALL)) as pool:
-        answers = list(pool.map(lambda server: _healthy(record, server), ALL))
-    return [server for server, healthy in zip(ALL, answers, strict=True) if not healthy]
+    with ThreadPoolExecutor(len(servers)) as pool:
+        answers = list(pool.map(lambda server: _healthy(record, server), servers))
+    return [server for server, healthy in zip(servers, answers, strict=True) if not healthy]
 
 
 def _healthy(record: StackState, server: Server) -> bool:
@@ -122,12 +133,19 @@ def start(record: StackState, chosen: list[Server], progress: Progress) -> None:
     host.require_searchable(record.state, STATE_HINT)
     java = host.java()
     files = artifacts.servers()
-    # Refuses before anything is started where a wheel is missing.
-    postgres_bin()
+    # Refuses before anything is started where there is no Postgres.
+    for server in servers_of(record):
+        if isinstance(server, Postgres):
+            server.programs()
+    if record.secrets:
+        secured.make_secrets(record.secrets)
     versions = {server.name: version for server in chosen if (version := server.version())}
     require_readable(record.state, record.versions, versions)
     if missing := [
-        name for server in ALL for name in server.port_names if name not in record.ports
+        name
+        for server in servers_of(record)
+        for name in server.port_names
+        if name not in record.ports
     ]:
         record.ports |= host.choose_ports(missing, record.ports.values())
     for server in chosen:
@@ -202,6 +220,7 @@ class _Launch:
                 raise _start_failed(server, dirs, f"isn't ready after {START_DEADLINE_S:.0f} s")
             if self.cancelled.wait(POLL_S):
                 return
+        server.grant(dirs.ports)
         self.progress(f"{server.name} is ready ({time.monotonic() - self.started_at:.1f} s)")
 
 

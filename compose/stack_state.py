@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from cdc.compose.artifacts import make_shared
 from cdc.compose.host import STATE_HINT
@@ -30,7 +30,11 @@ takes the next one for a rebuild, so that this one stays free.
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Addresses and folders of a running stack. `postgres` logs in as an administrator."""
+    """Addresses and folders of a running stack. `postgres` logs in as an administrator.
+
+    Only servers that ask who it is have `reader`, the login at Postgres of a role that only reads, and
+    `secrets`, the folder of passwords and certificates.
+    """
 
     postgres: str
     kafka: str
@@ -39,11 +43,15 @@ class Endpoints:
     redis: str
     warehouse: str
     state: str
+    reader: str = ""
+    secrets: str = ""
 
     def environment(self) -> dict[str, str]:
         """Return the variables that a pipeline file may refer to."""
         addresses = {
-            f"CDC_{name.upper()}": value for name, value in asdict(self).items() if name != "state"
+            f"CDC_{name.upper()}": value
+            for name, value in asdict(self).items()
+            if value and name != "state"
         }
         return {
             **addresses,
@@ -119,10 +127,31 @@ class StackState:
             self.state.rmdir()
         return list(map(str, removed))
 
+    @property
+    def secrets(self) -> Path | None:
+        """The folder of secrets; None for servers that ask for none."""
+        return self.state / "secrets" if self.stack == "secured" else None
+
     def endpoints(self) -> Endpoints:
         """Return where the servers listen when they run."""
         warehouse = self.state / "warehouse"
         warehouse.mkdir(exist_ok=True)
+        if self.secrets:
+            ca = quote(str(self.secrets / "ca.pem"))
+            database = (
+                f"localhost:{self.ports['postgres']}/postgres?sslmode=verify-full&sslrootcert={ca}"
+            )
+            return Endpoints(
+                postgres=f"postgresql://postgres:${{file:{self.secrets}/postgres}}@{database}",
+                kafka=f"localhost:{self.ports['kafka']}",
+                connect=f"https://localhost:{self.ports['connect']}",
+                elasticsearch=f"https://localhost:{self.ports['elasticsearch']}",
+                redis=f"redis://127.0.0.1:{self.ports['redis']}/0",
+                warehouse=str(warehouse),
+                state=str(self.state),
+                reader=f"postgresql://reader:${{file:{self.secrets}/reader}}@{database}",
+                secrets=str(self.secrets),
+            )
         address = {name: f"127.0.0.1:{port}" for name, port in self.ports.items()}
         return Endpoints(
             postgres=f"postgresql://postgres@{address['postgres']}/postgres",
@@ -180,7 +209,7 @@ def known_endpoints(state: Path) -> Endpoints | None:
 
 
 def stack_kind(state: Path) -> str | None:
-    """Return which kind of stack a state folder is of: embedded or compose; None before the first
-    `cdc up`.
+    """Return which kind of stack a state folder is of: embedded, secured or compose; None before the
+    first `cdc up`.
     """
     return StackState.load(state.absolute()).stack

@@ -97,7 +97,8 @@ StackKind = Annotated[
     str | None,
     typer.Option(
         "--stack",
-        help="embedded (processes) or compose (containers). Default: the kind that the state folder belongs to.",
+        help="embedded (processes), secured (processes with passwords and TLS) or compose (containers)."
+        " Default: the kind that the state folder belongs to.",
     ),
 ]
 log = structlog.get_logger()
@@ -139,16 +140,28 @@ def options(
 def up(
     context: typer.Context,
     stack: StackKind = None,
+    secured: Annotated[
+        bool,
+        typer.Option(
+            "--secured", help="Servers that ask for passwords and certificates: --stack secured."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Start the local servers.
 
     Does nothing when they run already.
     """
-    endpoints = local_stack(stack, context.obj.state).up(context.obj.state, progress=say)
+    if secured and stack not in (None, "secured"):
+        raise SettingsError(f"--secured isn't for the stack {stack}.", hint="leave out one of them")
+    kind = "secured" if secured else stack
+    endpoints = local_stack(kind, context.obj.state, context.obj.path).up(
+        context.obj.state, progress=say
+    )
     addresses = Grid("", "")
     for name, value in vars(endpoints).items():
-        addresses.add_row(name, value)
+        if value:
+            addresses.add_row(name, value)
     answer(as_json, endpoints, addresses)
 
 
@@ -166,11 +179,11 @@ def down(
     state = context.obj.state
     if purge:
         require_consent(f"All data in {state} will be removed", "purge", yes=yes)
-        removed = local_stack(stack, state).purge(state, progress=say)
+        removed = local_stack(stack, state, context.obj.path).purge(state, progress=say)
         if as_json:
             return print_json({"removed": removed})
         return print_lines(f"removed {thing}" for thing in removed)
-    stopped = local_stack(stack, state).down(state, progress=say)
+    stopped = local_stack(stack, state, context.obj.path).down(state, progress=say)
     outcome = f"stopped: {', '.join(stopped)}" if stopped else "nothing was running"
     return answer(as_json, {"stopped": stopped}, outcome)
 

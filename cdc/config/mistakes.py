@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from cdc.config.references import STACK_VARIABLES, Reference
+from cdc.config.references import SECURED_VARIABLES, STACK_VARIABLES, Reference
 from cdc.errors import SettingsError
 
 INIT_HINT = "a whole file, with comments, is written by: cdc -p NEW.yaml init"
@@ -128,7 +128,7 @@ def reference_error(path: Path, text: str, reference: Reference) -> SettingsErro
             hint="write ${NAME}, ${NAME:-default} for where it may be unset, or ${file:/path}",
         )
     stack = (
-        f", or start local servers, which set it: cdc -p {path} up"
+        f", or start local servers, which set it: cdc -p {path} up{' --secured' if name in SECURED_VARIABLES else ''}"
         if name in STACK_VARIABLES
         else ""
     )

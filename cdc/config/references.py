@@ -17,6 +17,8 @@ from cdc.model import secrets
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 OPENED = re.compile(r"\$\{[^{}]*\}?")
+SECURED_VARIABLES = ("CDC_READER", "CDC_SECRETS")
+"""Those of the variables below that only `cdc up --secured` sets."""
 STACK_VARIABLES = (
     "CDC_POSTGRES",
     "CDC_KAFKA",
@@ -25,6 +27,7 @@ STACK_VARIABLES = (
     "CDC_REDIS",
     "CDC_WAREHOUSE",
     "CDC_DOCUMENTS",
+    *SECURED_VARIABLES,
 )
 """The variables that `cdc up` sets for a pipeline file."""
 LOGINS = (
@@ -75,8 +78,9 @@ def replaced(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Refer
         return filled(node, keys) if isinstance(node, str) else node
 
     def filled(text: str, keys: tuple[str, ...]) -> str:
-        for opening in OPENED.findall(text):
-            if not REFERENCE.fullmatch(opening) and not secrets.REFERENCE.fullmatch(opening):
+        # The path of a file may have references to the environment.
+        for opening in OPENED.findall(REFERENCE.sub("-", text)):
+            if not secrets.REFERENCE.fullmatch(opening):
                 # Its beginning alone: a secret may stand behind it.
                 name = re.match(r"\$\{[A-Za-z_][A-Za-z0-9_]*", opening)
                 unresolved.append(Reference(f"{name[0]}..." if name else "${...}", keys))

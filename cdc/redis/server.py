@@ -43,6 +43,11 @@ COMMANDS = (
 """All commands that the sink uses. CONFIG isn't needed where INFO is allowed. Each is known to the
 oldest server, which refuses a list with one that isn't.
 """
+STATE_COMMANDS = (
+    "get set incr hkeys hlen smembers sscan zadd zrem zmscore zrange zcard"
+    " zrevrange zrangebylex zrevrangebylex zrangebyscore hsetnx lpush ltrim lrange"
+)
+"""Commands that the state of documents uses in addition to the cache's."""
 
 HINTS = {
     "unavailable": "it is tried again; is the server up? rediss:// needs its TLS port",

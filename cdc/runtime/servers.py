@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from cdc.compose import stack, stack_state
+from cdc.config import settings
 from cdc.errors import CdcError, SettingsError
 
 if TYPE_CHECKING:
@@ -27,13 +29,30 @@ class Stack(Protocol):
         """Stop the servers and remove their data; returns what was removed. Raises StackError."""
 
 
-def local_stack(kind: str | None, state: Path) -> Stack:
+@dataclass(frozen=True)
+class SecuredStack:
+    """Processes that ask who their clients are. file: the pipeline that gets rights by its name."""
+
+    file: Path
+
+    def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints":
+        return stack.up(state, progress=progress, secured_for=settings.name_of(self.file))
+
+    down = staticmethod(stack.down)
+    purge = staticmethod(stack.purge)
+
+
+def local_stack(kind: str | None, state: Path, file: Path) -> Stack:
     """Choose the kind of local stack: the one given, else the one the state folder belongs to, else
     embedded.
     """
     from cdc.compose import docker
 
-    stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}
+    stacks: dict[str, Stack] = {
+        "embedded": stack,
+        "secured": SecuredStack(file),
+        "compose": docker,
+    }
     kind = kind or stack_state.stack_kind(state) or "embedded"
     if kind not in stacks:
         raise SettingsError(f"There is no stack {kind}.", hint=f"one of: {', '.join(stacks)}")

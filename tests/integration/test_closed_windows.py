@@ -17,11 +17,10 @@ from cdc.documents import engine, groups, tasks
 from cdc.documents.closing import ClosedWindow
 from cdc.documents.state import State
 from cdc.model.position import Position, distance
-from cdc.redis.server import COMMANDS
+from cdc.redis.server import COMMANDS, STATE_COMMANDS
 from cdc.scalar.instants import microseconds, text_of
 from cdc.sinks.redis.documents import executor
 from cdc.sinks.redis.documents.executor import APPLY
-from cdc.sinks.redis.documents.sink import STATE_COMMANDS
 from tests.integration.test_grouped_views import RUNS, TABLES, VIEWS, change, literal
 from tests.support.document_history import MOST_ROWS, History, is_final, run_random_history
 from tests.support.verbs import run_verb

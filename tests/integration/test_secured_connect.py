@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from cdc.compose.authority import Authority
 from cdc.config.server_settings import ConnectSettings
 from cdc.connectors.client import Connect
 from cdc.errors import ConnectorError
-from tests.support.secured import Authority
 
 PASSWORD = "p@ss:w/rd"
 ACCEPTED = ("Bearer a token", "Basic " + b64encode(f"shop:{PASSWORD}".encode()).decode())

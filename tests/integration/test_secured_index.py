@@ -180,7 +180,7 @@ def test_a_password_is_changed_under_a_run(
             return error
         return None
 
-    index.change_password(USER, "another-4711")
+    index.change_password("another-4711")
     try:
         error = wait_until(refusal, 60, "the password to be refused")
         assert error
@@ -191,7 +191,7 @@ def test_a_password_is_changed_under_a_run(
         harness.apply()
         assert harness.view() == harness.topic.model()
     finally:
-        index.change_password(USER, PASSWORD)
+        index.change_password(PASSWORD)
         harness.sink.close()
     secret.write_text(PASSWORD)
     wait_until(lambda: refusal() is None, 60, "the old password to be back")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cdc.compose.authority import Authority
 from cdc.config.server_settings import KafkaSettings
 from cdc.errors import ConnectorError, KafkaForbidden, KafkaUnavailable
 from cdc.kafka.log_ends import LogEnds
@@ -21,7 +22,7 @@ from cdc.kafka.log_reader import OffsetRange, read_records
 from cdc.kafka.topics import Topics
 from cdc.kafka.transactions import Outgoing, TransactionalWriter, find_open
 from cdc.model.login import Address
-from tests.support.secured import PASSWORD, Authority, SecuredBroker, secured_broker, unsigned_token
+from tests.support.secured import PASSWORD, SecuredBroker, secured_broker, unsigned_token
 from tests.support.wait import wait_until
 
 # kafka-python leaves the sockets of refused handshakes to the garbage collector.

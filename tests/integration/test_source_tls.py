@@ -14,11 +14,11 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.capture.configuration import configuration
+from cdc.compose.authority import Authority
 from cdc.connectors.client import Connect
 from cdc.errors import ConnectorError, SourceError
 from cdc.postgres import source
 from tests.support.postgres import tls_postgres
-from tests.support.secured import Authority
 from tests.support.shop import Shop, shop_on
 
 

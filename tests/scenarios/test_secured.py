@@ -1,194 +1,333 @@
-"""A pipeline whose servers all ask who it is. Postgres by TLS; Kafka by TLS and SCRAM, with rights by the
-pipeline's name; Connect by TLS and a client's certificate; two nodes of an index by TLS and a user with
-the documented rights; the cache by a user with the documented commands. Passwords are in files.
+"""The demo's file on servers that all ask who it is, `cdc up --secured`, from the snapshot to the removal; and a search
+for the secrets wherever somebody who may not have them could look.
 """
 
-from collections.abc import Iterator
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import httpx
 import psycopg
 import pytest
-import redis
-import yaml
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.cli.destroy import prepare
-from cdc.redis.server import COMMANDS
+from cdc.compose import secured, stack
+from cdc.compose.stack_state import StackState
+from cdc.kafka.topics import Topics
+from cdc.model import secrets
+from cdc.model.login import Address, Login
 from cdc.runtime.context import Context
-from tests.support import secured, secured_index
-from tests.support.cache import cache
-from tests.support.postgres import tls_postgres
-from tests.support.secured import SecuredBroker, SecuredConnect
-from tests.support.secured_index import SecuredIndex
+from cdc.sample.load import load
+from cdc.verify import barrier
+from tests.conftest import Stack
+from tests.scenarios.conftest import SINKS, World
+from tests.support.server_control import ProcessControl
 from tests.support.shop import read_records
-from tests.support.verbs import run_with_spark
+from tests.support.verbs import run_verb
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from tests.scenarios.conftest import World
+    from pyspark.sql import SparkSession
 
-SECRETS = {
-    "source": "owner-secret-of-the-source",
-    "replication": "the connector's password",
-    "kafka": secured.PASSWORD,
-    "index": secured_index.PASSWORD,
-    "cache": "cache-secret",
-}
-"""By the name of the file that holds it."""
+FILE = Path(__file__).parents[2] / "sample/secured.yaml"
+HOLDERS = ("secrets", "connect/conf/server.properties")
+"""What may hold secrets in the stack's folder."""
+UNREAD = ("postgres/data", "kafka/data", "elasticsearch/data")
+"""Gigabytes whose content is searched as records and documents, and Postgres' tables."""
+WRONG = "not-the-secret-4711"
+PAGES = ("/", "/api/status", "/api/quarantine", "/metrics")
+SPARK_PAGES = ("/environment/", "/SQL/", "/jobs/", "/stages/", "/executors/")
+WITH_SPARK = """
+import json, sys
+from unittest import mock
+import httpx
+from pyspark.sql import SparkSession
+from cdc.spark import session
+from tests.support.verbs import run_with_spark
+verbs, pages = map(json.loads, sys.argv[1:])
+with mock.patch.dict(session.SETTINGS, {"spark.ui.enabled": "true"}):
+    ended = [run_with_spark(words) for words in verbs]
+spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+url = spark.sparkContext.uiWebUrl
+api = f"/api/v1/applications/{spark.sparkContext.applicationId}"
+shown = [httpx.get(url + page, timeout=60, follow_redirects=True).raise_for_status().text
+         for page in (*pages, f"{api}/environment", f"{api}/sql?length=1000&details=true")]
+spark.stop()
+print(json.dumps({"verbs": [[one.returncode, one.stdout + one.stderr] for one in ended], "pages": shown}))
+"""
+
+
+class Processes:
+    """The command lines and environments of all processes, as `ps` shows them, from now on."""
+
+    def __init__(self) -> None:
+        self.seen: set[bytes] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.2):
+            for folder in Path("/proc").glob("[0-9]*"):
+                if folder.name == str(os.getpid()):
+                    continue
+                for name in ("cmdline", "environ"):
+                    try:
+                        self.seen.add((folder / name).read_bytes())
+                    except OSError:
+                        continue
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+class Secured:
+    """A pipeline on the secured stack, with all that it shows."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.state = world.folder
+        self.shown: dict[str, str] = {}
+        """By what has shown it."""
+
+    def secrets(self) -> set[str]:
+        """Every password and key, and the form in which logins by HTTP have a password."""
+        folder = self.state / "secrets"
+        passwords = [(folder / name).read_text() for name in secured.PASSWORDS]
+        passwords += [(folder / name).read_text() for name in secured.OWN_PASSWORDS]
+        passwords += [WRONG]
+        keys = [file.read_text().splitlines()[1] for file in folder.glob("*.key")]
+        logins = [base64.b64encode(f"cdc:{text}".encode()).decode() for text in passwords]
+        return {*passwords, *keys, *logins}
+
+    def cdc(self, *words: str, code: int | None = 0) -> str:
+        """Run a verb that starts no Spark; None for any exit code. Returns what it prints."""
+        ended = run_verb(self.world.words(*words))
+        text = ended.stdout + ended.stderr
+        assert code in (None, ended.returncode), f"{words}: {text}"
+        self.note(f"cdc {' '.join(words)}", text)
+        return text
+
+    def with_spark(self, *verbs: Sequence[str]) -> None:
+        """Run verbs in one process of their own, with Spark's page and its log of events."""
+        listed = json.dumps([self.world.words(*words) for words in verbs])
+        ended = subprocess.run(
+            [sys.executable, "-c", WITH_SPARK, listed, json.dumps(SPARK_PAGES)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.note("Spark's output", ended.stderr)
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        answer = json.loads(ended.stdout.splitlines()[-1])
+        for words, (code, text) in zip(verbs, answer["verbs"], strict=True):
+            assert code == 0, f"{words}: {text}"
+            self.note(f"cdc {' '.join(words)}", text)
+        for number, text in enumerate(answer["pages"]):
+            self.note(f"Spark's page {number}", text)
+        assert "spark.redaction.regex" in answer["pages"][0]
+
+    def note(self, name: str, text: str) -> None:
+        self.shown[name] = self.shown.get(name, "") + text
+
+    def settle(self, *names: str) -> None:
+        """Wait until these sinks, or all, hold what is committed now."""
+        context = Context(self.world.file, self.state)
+        options = barrier.WaitOptions(300)
+        tables = context.select_views(None)
+        sinks = context.sinks(list(names) or None)
+        barrier.wait_until_current(context.load(), tables, sinks, options)
+
+    def take_pages(self) -> None:
+        log = self.state / "serve.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                self.world.command("serve", "--port", "0"), stdout=out, stderr=out
+            )
+        try:
+            wait_until(lambda: "serving http" in log.read_text(), 60, log.read_text)
+            url = re.findall(r"serving (http://[\d.:]+)", log.read_text())[0]
+            with httpx.Client(base_url=url, timeout=60) as client:
+                wait_until(lambda: client.get("/readyz").is_success, 60, "the first look")
+                for page in PAGES:
+                    self.note(f"our page {page}", client.get(page).raise_for_status().text)
+        finally:
+            process.terminate()
+            process.wait(120)
+
+    def topics(self) -> dict[str, bytes]:
+        """The contents of all topics, as the broker's administrator reads them."""
+        folder = self.state / "secrets"
+        login = Login(
+            protocol="SSL",
+            ca=str(folder / "ca.pem"),
+            certificate=str(folder / "server.crt"),
+            key=str(folder / "server.key"),
+        )
+        port = StackState.load(self.state).ports["kafka-certified"]
+        brokers = Address(f"localhost:{port}", login)
+        with Topics(brokers) as topics:
+            names = topics.names()
+        return {
+            name: b"\n".join(
+                part or b""
+                for record in read_records(brokers, name)
+                for part in (record.key, record.value)
+            )
+            for name in names
+        }
+
+    def index(self) -> httpx.Client:
+        """The index as the pipeline's user sees it."""
+        endpoints = StackState.load(self.state).endpoints()
+        password = (self.state / "secrets/elasticsearch").read_text()
+        return httpx.Client(
+            base_url=endpoints.elasticsearch, auth=("cdc", password), verify=False, timeout=60
+        )
 
 
 @pytest.fixture
-def broker() -> Iterator[SecuredBroker]:
-    with secured.secured_broker() as running:
-        yield running
+def pipeline(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> Iterator[Secured]:
+    state = Path(tempfile.mkdtemp(prefix="cdc-secured-"))
+    # Root's servers run as another user.
+    state.chmod(0o755)
+    (state / "events").mkdir()
+    (state / "spark-defaults.conf").write_text(
+        f"spark.eventLog.enabled true\nspark.eventLog.dir file://{state}/events\nspark.eventLog.compress false\n"
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(state))
+    shutil.copy(FILE, state / "pipeline.yaml")
+    try:
+        run_verb(["-p", str(state / "pipeline.yaml"), "--state", str(state), "up", "--secured"])
+        endpoints = StackState.load(state).endpoints()
+        running = Stack(endpoints, state, ProcessControl(state))
+        dsn = secrets.read(endpoints.postgres)
+        yield Secured(World(running, "airport", dsn, state, spark))
+    finally:
+        stack.down(state, progress=print)
+        shutil.rmtree(state, ignore_errors=True)
 
 
 @pytest.fixture
-def connect(broker: SecuredBroker) -> Iterator[SecuredConnect]:
-    with secured.secured_connect(broker) as running:
-        yield running
+def processes() -> Iterator[Processes]:
+    watched = Processes()
+    yield watched
+    watched.stop()
 
 
-@pytest.fixture
-def index() -> Iterator[SecuredIndex]:
-    with secured_index.secured_index() as running:
-        yield running
-
-
-@pytest.fixture
-def secured_cache(tmp_path: Path) -> Iterator[str]:
-    with cache(tmp_path / "cache-server") as url:
-        yield url
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Iterator[str]:
-    """The DSN of the tables' owner, who is no superuser."""
-    (tmp_path / "authority").mkdir()
-    with tls_postgres(tmp_path / "authority") as (dsn, _):
-        with psycopg.connect(dsn, autocommit=True) as admin:
-            admin.execute(f"ALTER ROLE owner PASSWORD '{SECRETS['source']}'")
-        yield make_conninfo(dsn, password=SECRETS["source"])
-
-
-def secured_file(
-    world: "World",
-    broker: SecuredBroker,
-    connect: SecuredConnect,
-    index: SecuredIndex,
-    cache_url: str,
-) -> None:
-    """Write the pipeline's file with a login for each server, and give its users their rights."""
-
-    def reference(name: str) -> str:
-        (world.folder / name).write_text(SECRETS[name])
-        return f"${{file:{world.folder / name}}}"
-
-    broker.set_password("shop", secured.PASSWORD)
-    for user in ("shop", "connect"):
-        broker.allow(user, "TOPIC", world.name)
-        broker.allow(user, "TRANSACTIONAL_ID", world.name)
-    broker.allow("connect", "TRANSACTIONAL_ID", f"cdc-connect-{world.name}")
-    with redis.Redis.from_url(cache_url) as server:
-        rights = ["on", f">{SECRETS['cache']}", f"~{world.name}:*"]
-        commands = [f"+{command}" for command in COMMANDS.split()]
-        server.execute_command("ACL", "SETUSER", "shop", *rights, *commands)
-    parameters = conninfo_to_dict(world.dsn)
-    tree: dict[str, Any] = {
-        "pipeline": world.name,
-        "source": {
-            "dsn": make_conninfo("", **{**parameters, "password": reference("source")}),
-            "replication_password": reference("replication"),
-            "heartbeat_s": 0.3,
-            "tables": ["public.items"],
-        },
-        "kafka": {
-            "brokers": [broker.login],
-            "protocol": "SASL_SSL",
-            "ca": str(broker.authority.ca),
-            "mechanism": "SCRAM-SHA-512",
-            "user": "shop",
-            "password": reference("kafka"),
-        },
-        "connect": {
-            "url": connect.url,
-            "ca": str(broker.authority.ca),
-            "certificate": str(broker.certificate),
-            "key": str(broker.key),
-        },
-        "sinks": {
-            "search": {
-                "type": "elasticsearch",
-                "nodes": list(index.urls),
-                "ca": str(index.ca),
-                "user": secured_index.USER,
-                "password": reference("index"),
-            },
-            "cache": {
-                "type": "redis",
-                "url": f"{cache_url.rpartition('/')[0]}/2",
-                "user": "shop",
-                "password": reference("cache"),
-                "prefix": world.name,
-            },
-            "warehouse": {"type": "delta", "path": str(world.warehouse), "trigger_s": 1},
-        },
-    }
-    world.file.write_text(yaml.safe_dump(tree))
+@contextmanager
+def wrong_passwords(folder: Path) -> Iterator[None]:
+    """Have the pipeline log in with passwords that no server accepts."""
+    names = ("reader", "kafka", "elasticsearch", "redis")
+    right = {name: (folder / name).read_text() for name in names}
+    for name in names:
+        (folder / name).write_text(WRONG)
+    yield
+    for name, text in right.items():
+        (folder / name).write_text(text)
 
 
 @pytest.mark.own_source
-def test_a_secured_pipeline_from_snapshot_to_rebuild(
-    world: "World",
-    source: str,
-    broker: SecuredBroker,
-    connect: SecuredConnect,
-    index: SecuredIndex,
-    secured_cache: str,
+def test_the_demo_on_secured_servers_shows_no_secret(
+    processes: Processes, pipeline: Secured
 ) -> None:
     """The index' password is changed under the run: that is reported, holds up no other sink, and passes
     by itself.
     """
-    world.dsn = source
-    secured_file(world, broker, connect, index, secured_cache)
-    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
-    world.cdc("migrate")
-    world.cdc("register")
+    world, state = pipeline.world, pipeline.state
+    folder = state / "secrets"
+    known = pipeline.secrets()
+    pipeline.cdc("up")
+    pipeline.cdc("migrate", "--sample")
+    assert load(world.dsn, date(2013, 1, 1), date(2013, 1, 1))["flights"] > 800
+    pipeline.cdc("register")
     with world.process():
-        world.sql("INSERT INTO items SELECT n, n FROM generate_series(1, 1000) n")
-        world.settle()
-        index.change_password(secured_index.USER, "another-4711")
+        pipeline.settle()
+        changed = secured.hash_for_elasticsearch("another-4711")
+        (state / "elasticsearch/conf/users").write_text(f"cdc:{changed}\n")
         wait_until(
-            lambda: "doesn't accept the login" in world.cdc("status").stdout,
+            lambda: "doesn't accept the login" in pipeline.cdc("status", code=None),
             60,
             "status to report it",
         )
-        world.sql("UPDATE items SET n = -n WHERE id % 3 = 0", "DELETE FROM items WHERE id < 9")
-        world.settle(sinks=["cache", "warehouse"])
-        (world.folder / "index").write_text("another-4711")
-        world.settle()
-        world.assert_equal()
-        for sink in ("search", "cache", "warehouse"):
-            world.rebuild(sink)
-        world.assert_equal()
-        world.sql("UPDATE items SET n = 0 WHERE id < 100")
-        world.settle()
-        world.rollback("search")
-    verified = run_with_spark(world.words("verify"))
-    assert verified.returncode == 0, verified.stdout
-    audited = run_with_spark(world.words("topics", "audit"))
-    assert audited.returncode == 0, audited.stdout
-    printed = [world.cdc(*words).stdout for words in (("status",), ("plan",), ("views", "list"))]
-    log = (world.folder / "run.log").read_text()
-    stored = [record.value or b"" for record in read_records(broker.plain, "cdc-connect-configs")]
-    assert any(world.name.encode() in value for value in stored)
-    for secret in SECRETS.values():
-        assert not [text for text in (*printed, log, verified.stdout) if secret in text]
-        assert not [value for value in stored if secret.encode() in value]
-    prepare(Context(world.file, world.folder)).run(lambda _: None, watch_s=0.0)
-    with index.client() as client:
-        # What is counted is what a search would see.
-        client.post("/_refresh").raise_for_status()
+        with psycopg.connect(world.dsn) as source:
+            source.execute("UPDATE flights SET dep_delay = dep_delay + 60 WHERE origin = 'JFK'")
+            source.execute("DELETE FROM flights WHERE carrier = 'UA'")
+        pipeline.settle("cache", "warehouse")
+        (folder / "elasticsearch").write_text("another-4711")
+        pipeline.settle()
+        pipeline.with_spark(
+            *(("rebuild", name, "--table", "public.flights") for name in SINKS),
+            ("verify",),
+            ("topics", "audit"),
+        )
+        pipeline.cdc("rollback", "search")
+        pipeline.take_pages()
+    for verb in (
+        "status",
+        "doctor",
+        "plan",
+        "operations",
+        "generations",
+        "views list",
+        "quarantine list",
+    ):
+        pipeline.cdc(*verb.split())
+    pipeline.cdc("status", "--json")
+    with wrong_passwords(folder):
+        for verb in ("status", "doctor", "plan"):
+            pipeline.cdc(verb, code=None)
+    assert_nowhere(pipeline, processes, known | pipeline.secrets())
+    prepare(Context(world.file, state)).run(lambda _: None, watch_s=0.0)
+    with pipeline.index() as client:
         left = client.get("/_cat/indices?h=index,docs.count").raise_for_status().text.split()
     assert left in (["cdc-position", "0"], [])
+
+
+def assert_nowhere(pipeline: Secured, processes: Processes, known: set[str]) -> None:
+    """Search every secret in everything that was shown, sent or stored."""
+    state = pipeline.state
+    files = [
+        path
+        for path in state.rglob("*")
+        if path.is_file() and not str(path.relative_to(state)).startswith(UNREAD)
+    ]
+    holders = [path for path in files if str(path.relative_to(state)).startswith(HOLDERS)]
+    assert [path for path in holders if path.stat().st_mode & 0o077] == []
+    searched: dict[str, bytes] = {
+        str(path): path.read_bytes() for path in files if path not in holders
+    }
+    # A private key of a server's own, which nobody but its user reads.
+    for name in ("postgres", "elasticsearch"):
+        own = state / name / "conf/server.key"
+        assert own.stat().st_mode & 0o077 == 0
+        del searched[str(own)]
+    searched |= {name: text.encode() for name, text in pipeline.shown.items()}
+    topics = pipeline.topics()
+    assert b"${directory:" in topics["cdc-connect-configs"]
+    searched |= {f"topic {name}": content for name, content in topics.items()}
+    with pipeline.index() as client:
+        for index in ("airport-*", "cdc-position"):
+            answer = client.get(f"/{index}/_search?size=10000").raise_for_status()
+            searched[f"index {index}"] = answer.content
+    searched |= {f"process {number}": text for number, text in enumerate(processes.seen)}
+    assert any("eventlog" in name for name in searched), sorted(map(str, files))
+    found = [
+        (name, secret)
+        for name, content in searched.items()
+        for secret in known
+        if secret.encode() in content
+    ]
+    assert found == []

@@ -15,10 +15,10 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from cdc.compose.artifacts import postgres_with_tls
+from cdc.compose.authority import Authority
 from cdc.compose.host import change_owner, unprivileged
 from cdc.compose.wheels import postgres_bin
 from tests.support.cache import free_port
-from tests.support.secured import Authority
 from tests.support.wait import wait_until
 
 UNREPORTED = """

@@ -12,8 +12,8 @@ import httpx
 import trustme
 
 from cdc.compose import artifacts, host, process
+from cdc.compose.secured import elasticsearch_rights, hash_for_elasticsearch
 from cdc.compose.servers import Elasticsearch, ServerDirs
-from cdc.compose.versions import ELASTICSEARCH
 from tests.support.wait import wait_until
 
 START_S = 180
@@ -34,17 +34,8 @@ PASSWORD = "let-me-in-4711"
 ADMIN = "admin"
 PREFIX = "t_"
 """What the pipelines of tests begin with."""
-RIGHTS: dict[str, Any] = {
-    "cluster": ["monitor"],
-    "indices": [
-        {"names": [f"{PREFIX}*"], "privileges": ["manage", "read", "write"]},
-        {
-            "names": ["cdc-position"],
-            "privileges": ["create_index", "read", "view_index_metadata", "write"],
-        },
-    ],
-}
-"""The rights of USER, as `roles.yml` has them: those that the documentation lists."""
+RIGHTS: dict[str, Any] = elasticsearch_rights([f"{PREFIX}*"])
+"""The rights of USER."""
 
 
 class Node:
@@ -90,8 +81,7 @@ class SecuredIndex:
         text = f"discovery.seed_hosts: {json.dumps(seeds)}\n{SETTINGS}"
         for node, roles in zip(self.nodes, ROLES, strict=False):
             self._prepare(node, text + roles)
-        self.set_user(ADMIN, PASSWORD, "superuser")
-        self.set_user(USER, PASSWORD, USER)
+        self.set_users(PASSWORD)
         self.set_rights(RIGHTS)
 
     def _prepare(self, node: Node, settings: str) -> None:
@@ -101,34 +91,29 @@ class SecuredIndex:
         lines = path.read_text().splitlines()
         kept = [line for line in lines if not line.startswith(("discovery.", "node.", "xpack."))]
         path.write_text("\n".join([*kept, f"node.name: {node.name}", settings]))
-        for name in ("users", "users_roles"):
-            (conf / name).touch()
+        (conf / "users_roles").write_text(f"superuser:{ADMIN}\n{USER}:{USER}\n")
         self.authority.cert_pem.write_to_path(str(conf / "ca.pem"))
         own = self.authority.issue_cert("127.0.0.1", "localhost")
         own.private_key_pem.write_to_path(str(conf / "tls.key"))
         own.cert_chain_pems[0].write_to_path(str(conf / "tls.pem"))
         host.change_owner(node.dirs.home, node.server.user())
 
-    def set_user(self, name: str, password: str, role: str = "") -> None:
-        """Give a user a password, a new one with a role. Nodes that run know it within seconds."""
-        first = self.nodes[0]
-        folder = first.dirs.files / "elasticsearch" / f"elasticsearch-{ELASTICSEARCH}"
-        words = ["useradd", name, "-r", role] if role else ["passwd", name]
-        first.server.run(first.dirs, folder / "bin/elasticsearch-users", *words, "-p", password)
-        for node in self.nodes[1:]:
-            for file in ("users", "users_roles"):
-                shutil.copy(first.dirs.conf / file, node.dirs.conf / file)
-                host.change_owner(node.dirs.conf, node.server.user())
+    def set_users(self, password: str) -> None:
+        """Give USER this password. Nodes that run know it within seconds."""
+        users = {ADMIN: PASSWORD, USER: password}
+        lines = [f"{name}:{hash_for_elasticsearch(text)}\n" for name, text in users.items()]
+        for node in self.nodes:
+            _replace(node, "users", "".join(lines))
 
-    def change_password(self, name: str, password: str) -> None:
-        """Give a user another password, and wait until every node goes by it."""
-        self.set_user(name, password)
+    def change_password(self, password: str) -> None:
+        """Give USER another password, and wait until every node goes by it."""
+        self.set_users(password)
 
         def is_known() -> bool:
             return all(
                 httpx.get(
                     f"{url}/_security/_authenticate",
-                    auth=(name, password),
+                    auth=(USER, password),
                     verify=False,
                     timeout=60,
                 ).is_success
@@ -140,9 +125,7 @@ class SecuredIndex:
     def set_rights(self, rights: Mapping[str, Any]) -> None:
         """Give USER these rights. Nodes that run know them within seconds."""
         for node in self.nodes:
-            path = node.dirs.conf / "roles.yml"
-            path.write_text(json.dumps({USER: rights}))
-            host.change_owner(node.dirs.conf, node.server.user())
+            _replace(node, "roles.yml", json.dumps({USER: rights}))
 
     def client(self, node: int = 0) -> httpx.Client:
         """Return a client of a node that may do everything."""
@@ -166,6 +149,14 @@ class SecuredIndex:
             return answer.status_code == httpx.codes.OK
 
         wait_until(is_whole, START_S, "the cluster to be whole")
+
+
+def _replace(node: Node, name: str, text: str) -> None:
+    """Replace a file of settings at once: a node that reads half of it knows no user or no right."""
+    fresh = node.dirs.conf / f"{name}.new"
+    fresh.write_text(text)
+    host.change_owner(fresh, node.server.user())
+    fresh.rename(node.dirs.conf / name)
 
 
 def _transport(name: str) -> str:

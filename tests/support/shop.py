@@ -19,7 +19,7 @@ from cdc.control import registrations
 from cdc.control.control_topics import Control
 from cdc.control.floors import Floors
 from cdc.errors import CdcError, SourceError
-from cdc.kafka.clients import kafka
+from cdc.kafka.clients import connection_settings, kafka
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres import source, table_survey
@@ -224,7 +224,7 @@ def read(bootstrap: str, topic: str) -> list[Change]:
 def read_records(bootstrap: str, topic: str) -> list[Any]:
     """Read the committed records of a topic as they are."""
     consumer = kafka.KafkaConsumer(
-        bootstrap_servers=bootstrap,
+        **connection_settings(bootstrap),
         isolation_level="read_committed",
         group_id=None,
         enable_auto_commit=False,

@@ -168,6 +168,13 @@ def test_what_pages_show_of_a_file_is_accepted(tmp_path: Path, block: str) -> No
             "path: gs://bucket/warehouse",
         ),
         ("  dsn: ${DSN}", "  dsn: ${NO-WHERE}", 5, "source.dsn has ${NO..., which is no reference", "${NAME:-default}"),
+        (
+            "  dsn: ${DSN}", "  dsn: ${file:${NO-WHERE}/x}", 5, "source.dsn has ${file..., which is no reference",
+            "${file:/path}",
+        ),
+        ("  dsn: ${DSN}", "  dsn: ${NO:-${DSN}}", 5, "has ${NO..., which is no reference", "${NAME:-default}"),
+        ("  dsn: ${DSN}", "  dsn: ${file:${SECRETS}/x}", 5, "refers to ${SECRETS}, which is not set", "export SECRETS"),
+        ("  dsn: ${DSN}", "  dsn: ${CDC_READER}", 5, "refers to ${CDC_READER}, which is not set", "up --secured"),
         ("  dsn: ${DSN}", "  dsn: ${NO", 5, "source.dsn has ${NO..., which is no reference", "${NAME:-default}"),
         ("path: /tmp", "without_deletion_vectors: [public.item], path: /tmp", 7, "source.tables: public.item", ""),
         ("path: /tmp", "without_deletion_vectors: true, path: /tmp", 10, "without_deletion_vectors: a list is", ""),

@@ -19,9 +19,19 @@ import psutil
 import pytest
 import yaml
 
-from cdc.compose import artifacts, docker, host, process, servers, stack, versions, wheels
+from cdc.compose import (
+    artifacts,
+    docker,
+    host,
+    process,
+    secured,
+    servers,
+    stack,
+    versions,
+    wheels,
+)
 from cdc.compose.process import Process
-from cdc.compose.stack_state import Endpoints, StackState
+from cdc.compose.stack_state import Endpoints, StackState, stack_kind
 from cdc.compose.versions import ServerVersion, require_readable
 from cdc.config.references import STACK_VARIABLES
 from cdc.errors import StackError
@@ -217,7 +227,7 @@ def test_nothing_runs_where_nothing_was_started(tmp_path: Path) -> None:
 
 def test_endpoints_name_the_variables_of_a_pipeline_file() -> None:
     redis = "redis://127.0.0.1:6379/0"
-    environment = Endpoints("p", "k", "c", "e", redis, "w", "s").environment()
+    environment = Endpoints("p", "k", "c", "e", redis, "w", "s", "r", "f").environment()
     assert set(environment) == set(STACK_VARIABLES)
     assert environment == {
         "CDC_POSTGRES": "p",
@@ -227,6 +237,8 @@ def test_endpoints_name_the_variables_of_a_pipeline_file() -> None:
         "CDC_REDIS": redis,
         "CDC_WAREHOUSE": "w",
         "CDC_DOCUMENTS": "redis://127.0.0.1:6379/8",
+        "CDC_READER": "r",
+        "CDC_SECRETS": "f",
     }
 
 
@@ -462,6 +474,43 @@ def test_failed_fetch_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(artifacts, "java", lambda: Path("java"))
     with pytest.raises(StackError, match="spark could not be fetched: UNRESOLVED DEPENDENCIES"):
         artifacts.retrieve("spark", tmp_path)
+
+
+# servers that ask who it is
+
+
+def test_secrets_are_made_once_and_are_their_owners(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    secured.make_secrets(folder)
+    made = {path.name: path.read_bytes() for path in folder.iterdir()}
+    secured.make_secrets(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == made
+    assert len({made[name] for name in secured.PASSWORDS}) == len(secured.PASSWORDS)
+    assert [path for path in (folder, *folder.iterdir()) if path.stat().st_mode & 0o077] == []
+    for server in secured.make(folder, "shop"):
+        assert server.ready(host.choose_ports(server.port_names)) is False
+
+
+def test_a_machine_without_its_postgres_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(host, "require_searchable", lambda *_: None)
+    with pytest.raises(StackError, match="linux on aarch64") as caught:
+        stack.up(tmp_path, progress=print, secured_for="shop")
+    assert "without TLS" in caught.value.hint
+    assert not (tmp_path / "secrets").exists()
+    assert stack_kind(tmp_path) is None
+
+
+def test_the_secured_sample_is_the_demo_but_for_its_servers() -> None:
+    plain, other = (
+        yaml.safe_load((ROOT / "sample" / name).read_text())
+        for name in ("airport.yaml", "secured.yaml")
+    )
+    assert other["views"] == plain["views"]
+    assert other["source"]["tables"] == plain["source"]["tables"]
+    assert other["sinks"].keys() == plain["sinks"].keys()
 
 
 # health

@@ -26,7 +26,7 @@ from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.redis.checkpoint import checkpoint_of
-from cdc.redis.server import COMMANDS, Failure, forget, view_key
+from cdc.redis.server import COMMANDS, STATE_COMMANDS, Failure, forget, view_key
 from cdc.sink.contract import Batch, Outcome
 from cdc.sinks.redis import health
 from cdc.sinks.redis.database import Database
@@ -36,11 +36,6 @@ from cdc.sinks.redis.scripts import REMOVE
 from cdc.sinks.redis.tables import add_name, empty_table, list_keys, other_tables, remove_keys
 
 log = structlog.get_logger()
-STATE_COMMANDS = (
-    "get set incr hkeys hlen smembers sscan zadd zrem zmscore zrange zcard"
-    " zrevrange zrangebylex zrevrangebylex zrangebyscore hsetnx lpush ltrim lrange"
-)
-"""Commands that the state uses in addition to the cache's."""
 
 
 class _Database(Database):
