@@ -44,5 +44,5 @@ unshare --mount sh -euc '
     mount -o remount,bind,ro "$1"
     mount -t tmpfs tmpfs "$1/tmp"
     printf "image: localhost/cdc, "
-    exec chroot --userspec=10001:10001 "$1" env PATH=/opt/cdc/bin:/usr/bin:/bin tini -- cdc --version
+    exec chroot --userspec=10001:10001 "$1" env PATH=/opt/cdc/bin:/usr/bin:/bin cdc --version
 ' sh "$root"
