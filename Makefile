@@ -4,7 +4,7 @@ PY := .venv/bin/python
 CDC := .venv/bin/cdc -p sample/airport.yaml
 PROPERTIES = $(shell grep -rl "^from tests.support.budget import" tests)
 STAMP := .venv/.installed
-.PHONY: help setup demo test bench properties check up down status clean fmt lint type deps docs unit browser spark contract integration scenarios lock
+.PHONY: help setup demo test bench properties check up down status clean fmt lint type deps docs unit browser spark contract integration scenarios lock image
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ integration: setup ## two servers at a time
 
 scenarios: setup ## the whole stack, with disruptions
 	@.venv/bin/pytest tests/scenarios
+
+image: ## the container image `cdc`, with Docker, or by root with buildah
+	@sh compose/service/image.sh
 
 lock: setup ## pin the newest versions that fit pyproject.toml, with hashes
 	@sh compose/lock.sh

@@ -9,8 +9,8 @@ from shutil import rmtree
 from confluent_kafka.admin import AdminClient
 
 from cdc.compose import artifacts, host, process
+from cdc.compose.secured import add
 from cdc.compose.servers import Connect, JavaServer, Kafka, ServerDirs, last_lines
-from tests.support.secured import overwrite
 from tests.support.wait import wait_until
 
 START_S = 120
@@ -42,7 +42,7 @@ class Broker(Kafka):
 
     def create(self, dirs: ServerDirs) -> None:
         properties = dirs.conf / "server.properties"
-        overwrite(properties, self.own)
+        add(properties, self.own)
         if not (dirs.data / "meta.properties").exists():
             tool = (*self.jvm(dirs), "kafka.tools.StorageTool", "format", "--ignore-formatted")
             self.run(dirs, *tool, "-t", CLUSTER, "-c", properties)
@@ -59,7 +59,7 @@ class Worker(Connect):
         self.own = {"bootstrap.servers": brokers, **copies}
 
     def create(self, dirs: ServerDirs) -> None:
-        overwrite(dirs.conf / "server.properties", self.own)
+        add(dirs.conf / "server.properties", self.own)
 
 
 class Running:
