@@ -313,22 +313,34 @@ def test_masked_values_are_what_postgres_computes(
 def test_a_mask_on_a_value_that_the_log_lacks(shop: Shop) -> None:
     """Without REPLICA IDENTITY FULL the connector masks its placeholder."""
     shop.conn.execute(
-        "CREATE TABLE shop.notes (id int PRIMARY KEY, n int, h text, long text, r text, short text)"
+        "CREATE TABLE shop.notes (id int PRIMARY KEY, n int, h text, long text, r text, short text,"
+        """ longer text, "long, {é}: %b" text)"""
     )
     for column in ("h", "long", "r", "short"):
         shop.conn.execute(f"ALTER TABLE shop.notes ALTER {column} SET STORAGE EXTERNAL".encode())
-    masks = {"h": {"hash": "s"}, "long": {"cut": 40}, "r": "redact"}
+    masks = {
+        "h": {"hash": "s"},
+        "long": {"cut": 40},
+        "r": "redact",
+        "long, {é}: %b": {"cut": 2},
+    }
     notes = {"table": "shop.notes", "partitions": 1}
     masked = shop.capturing({**notes, "mask": masks})
     masked.migrate()
     shop.conn.execute("ALTER TABLE shop.notes REPLICA IDENTITY DEFAULT")
     masked.register()
     large = "x" * 5000
-    shop.conn.execute("INSERT INTO shop.notes VALUES (1, 0, %s, %s, %s, '')", [large] * 3)
+    shop.conn.execute(
+        "INSERT INTO shop.notes VALUES (1, 0, %s, %s, %s, '', 'whole', 'cut')", [large] * 3
+    )
     shop.conn.execute("UPDATE shop.notes SET n = 1")
     wait_until(lambda: (masked.rows("shop.notes").get(1) or {}).get("n") == 1, 20, "the update")
     assert large[:40] not in str(masked.rows("shop.notes"))  # A placeholder, masked.
     assert differing(masked, masked.table("shop.notes")) == {}
+    odd = {"exclude": ["h"], "where": "\"long, {é}: %b\" = 'cu' AND longer = 'whole'"}
+    view = in_cache(masked, {**notes, "mask": masks}, odd)
+    assert differing(masked, view) == {}
+    assert len(documents(masked, view)) == 1
 
     # So short a piece of a placeholder might be a value.
     short = shop.capturing({**notes, "mask": {**masks, "short": {"cut": 20}}})
