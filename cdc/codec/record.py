@@ -88,12 +88,11 @@ _NOWHERE = _Source()
 class _Topic:
     """Whatever decoding needs of a table, prepared once for all of its records."""
 
-    __slots__ = ("carried", "cut", "events", "meets", "name", "row_id", "schema", "table")
+    __slots__ = ("carried", "events", "meets", "name", "row_id", "schema", "table")
 
     def __init__(self, table: Table, placeholder: str) -> None:
         self.row_id = codec(table).row_id
         self.carried = Placeholder(placeholder, table).carried
-        self.cut = table.has_cuts
         self.events = table.events
         self.meets = None if table.where is None else _check_of(table, table.where)
         self.name = table.topic
@@ -143,8 +142,6 @@ class RecordDecoder:
         try:
             event = _envelope(value)
         except (msgspec.DecodeError, RecursionError):
-            if not table.cut:
-                raise Unreadable(NO_EVENT) from None
             event = _cut_event(value)
         source = event.source or _NOWHERE
         op = event.op
@@ -208,7 +205,9 @@ def _check_of(table: Table, where: RowCondition) -> Callable[[bytes], bool]:
 
 
 def _cut_event(value: bytes) -> _Envelope:
-    """Decode an event in which a mask has cut a character apart. Raises Unreadable for any other."""
+    """Decode an event in which a mask has cut a character apart: the table's mask, or one that it had
+    when the record was written. Raises Unreadable for any other.
+    """
     try:
         return _envelope(HALF.sub(rb"\1", value))
     except (msgspec.DecodeError, RecursionError):

@@ -168,8 +168,6 @@ class Table:
     """
     events: bool = False
     """Whether the rows are events: views keep those that the table has no longer."""
-    has_cuts: bool = False
-    """Whether a mask cuts texts of its rows: a record may then hold half of a character."""
     unlisted_by: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """The sinks that have no view of a captured table."""
     projections: Mapping[str, Projection] = field(default_factory=dict, compare=False, repr=False)

@@ -343,7 +343,6 @@ def _describe(
         labels=labels,
         has_children=has_children,
         events=entry.events,
-        has_cuts=any(mask.cut for mask in entry.mask.values()),
     )
     collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
     if error := column_names.refusal_error(

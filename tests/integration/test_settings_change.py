@@ -4,6 +4,7 @@ are sent again.
 
 import json
 from collections import Counter
+from hashlib import sha256
 from typing import Any
 
 import psycopg
@@ -18,10 +19,12 @@ from cdc.errors import SourceError
 from cdc.kafka.topics import Topics
 from cdc.model import mask
 from cdc.model.mask import Mask
+from cdc.model.table import Table
+from cdc.postgres import table_survey
 from cdc.postgres.row_query import row_query
 from cdc.postgres.snapshot_request import resend
 from cdc.verify.row_equality import comparable
-from tests.support.pipelines import pipeline
+from tests.support.pipelines import NO_SOURCE, pipeline
 from tests.support.shop import Shop, read_records
 from tests.support.wait import wait_until
 
@@ -50,6 +53,17 @@ TEXTS = (
     *(f"{'x' * length}{SMILE}{SMILE}y" for length in (16, 17, 18, 19, 20)),
     f"{'x' * 13}\\uD83D{SMILE}",
 )
+HASHED = sha256(b"shop-2026abc").hexdigest()
+SINK_ENTRIES: list[tuple[dict[str, Any], int]] = [
+    ({"exclude": [name for name in MASKS if name[0] == "c"]}, len(TEXTS)),
+    ({"where": "rta = '********' AND rca = '********'"}, len(TEXTS)),
+    ({"where": f"hta = '{HASHED}' AND hva = '{HASHED[:20]}'", "exclude": ["hta"]}, 1),
+    ({"where": "cta LIKE 'xxx%' AND length(cta) = 20", "rename": {"cta": "cva", "cva": "cta"}}, 2),
+    ({"where": "cca = 'ends'", "exclude": ["cta"], "rename": {"cca": "cta"}}, 1),
+    ({"where": "cca > 'b' OR cta IS NULL", "columns": ["n"], "rename": {"n": "cca"}}, 13),
+    ({"where": "upper(cta COLLATE \"C\") = cta OR hva || rva < '4'"}, 6),
+]
+"""A sink's entries, and how many rows of one each there are."""
 SEATS = """
 CREATE TABLE shop.seats (a int NOT NULL, b int NOT NULL, n int);
 CREATE UNIQUE INDEX ON shop.seats (a);
@@ -150,28 +164,24 @@ def test_a_column_that_is_captured_or_no_longer_is_changes_all_rows(shop: Shop) 
     assert set(registration.tables["shop.orders"].withdrawn) == {"hidden", "note"}
 
 
-def documents(shop: Shop, table_name: str) -> dict[str, str]:
+def documents(shop: Shop, table: Table) -> dict[str, str]:
     """The rows that a view would make of the records of a topic, as `cdc run` decodes them."""
-    table = shop.table(table_name)
     with Topics(shop.kafka) as topics:
         decoder = RecordDecoder([table], placeholder(shop.pipeline.pipeline, topics.cluster_id()))
+    document = codec(table).document
     rows: dict[str, dict[str, Any]] = {}
     for record in read_records(shop.kafka, table.topic):
-        change = decoder.decode(table.topic, record.key, record.value)
-        row = json.loads(change.row or b"{}")
-        known = rows.get(change.id, {})
-        rows[change.id] = {**row, **{name: known[name] for name in change.missing}}
-    document = codec(table).document
-    return {
-        row_id: document(json.dumps(row, ensure_ascii=False).encode()).decode()
-        for row_id, row in rows.items()
-    }
+        change = decoder.select(table.topic, decoder.decode(table.topic, record.key, record.value))
+        known = rows.pop(change.id, {})
+        if change.row is not None:
+            row = json.loads(document(change.row))
+            rows[change.id] = {**row, **{name: known[name] for name in change.missing}}
+    return {row_id: json.dumps(row, ensure_ascii=False) for row_id, row in rows.items()}
 
 
-def differing(shop: Shop, table_name: str) -> dict[str, str | None]:
+def differing(shop: Shop, table: Table) -> dict[str, str | None]:
     """The ids of rows that differ between Postgres and the topic, with the first column that does."""
-    table = shop.table(table_name)
-    logged = documents(shop, table_name)
+    logged = documents(shop, table)
     expected: dict[str, str] = dict(shop.conn.execute(row_query(table)).fetchall())
     rules = comparable(table)
     assert logged.keys() == expected.keys()
@@ -180,6 +190,16 @@ def differing(shop: Shop, table_name: str) -> dict[str, str | None]:
         for row_id, text in expected.items()
         if not rules.equals(text, logged[row_id])
     }
+
+
+def in_cache(shop: Shop, captured: dict[str, Any], entry: dict[str, Any]) -> Table:
+    """The table as a cache has it, by this entry of its list."""
+    listed = [{"table": captured["table"], **entry}]
+    cache = {"type": "redis", "url": "redis://127.0.0.1:1", "prefix": "x", "tables": listed}
+    pipeline_of_cache = pipeline("x", NO_SOURCE, captured, sinks={"cache": cache})
+    table = table_survey.for_sinks(shop.table(captured["table"]), pipeline_of_cache)
+    assert table.misnamed == {}
+    return table.for_sink("cache")
 
 
 def test_masked_values_are_what_postgres_computes(
@@ -206,7 +226,12 @@ def test_masked_values_are_what_postgres_computes(
     insert()
     count = len(TEXTS)
     wait_until(lambda: len(masked.rows("shop.people")) == 2 * count, 20, "the stream")
-    assert differing(masked, "shop.people") == {}
+    assert differing(masked, masked.table("shop.people")) == {}
+    # A sink's condition judges them too, also of columns that the sink hasn't, or calls otherwise.
+    for entry, rows in SINK_ENTRIES:
+        view = in_cache(masked, {"table": "shop.people", "mask": MASKS}, entry)
+        assert differing(masked, view) == {}, entry
+        assert len(documents(masked, view)) == 2 * rows, entry
     clear = {text for text in TEXTS if text and len(text) > 20}
     topic = str([change.after for change in masked.log("shop.people")])
     assert not [text for text in clear if text in topic]
@@ -242,13 +267,16 @@ def test_masked_values_are_what_postgres_computes(
         },
     )
     people, notes = view_tables(watched, [masked.table("shop.people")])
-    logged = {row_id: json.loads(text) for row_id, text in documents(masked, "shop.people").items()}
+    logged = {
+        row_id: json.loads(text)
+        for row_id, text in documents(masked, masked.table("shop.people")).items()
+    }
     made = {row_id: json.loads(text) for row_id, text in shop.conn.execute(row_query(people))}
     assert made == {
         row_id: {
             **{name: row[name] for name in ("id", "cta", "cca")},
             "same": [
-                {"id": other["id"], "cvb": other["cvb"]}
+                {"cvb": other["cvb"]}
                 for other in logged.values()
                 if row["hta"] is not None and other["hta"] == row["hta"]
             ],
@@ -263,7 +291,7 @@ def test_masked_values_are_what_postgres_computes(
 
     # A declared length that grows makes the hashes longer, without a change of any row.
     shop.conn.execute("ALTER TABLE shop.people ALTER hva TYPE varchar(30)")
-    assert set(differing(masked, "shop.people").values()) == {"hva"}
+    assert set(differing(masked, masked.table("shop.people")).values()) == {"hva"}
     resend(
         shop.conn,
         masked.table("shop.people"),
@@ -271,36 +299,48 @@ def test_masked_values_are_what_postgres_computes(
         id="ddl-1-refresh",
     )
     wait_until(lambda: reads(masked, "shop.people") == 3 * count, 20, "the rows again")
-    assert differing(masked, "shop.people") == {}
+    assert differing(masked, masked.table("shop.people")) == {}
 
     # Planted: a twin that doesn't cut as Java does, and one without the mask.
     with monkeypatch.context() as planted:
         planted.setattr(mask, "CUT", "left({0}, {1})")
-        assert set(differing(masked, "shop.people").values()) == {"cta", "cca"}
+        assert set(differing(masked, masked.table("shop.people")).values()) == {"cta", "cca"}
     with monkeypatch.context() as planted:
         planted.setattr(Mask, "sql", lambda _, __, name: name)
-        assert len(differing(masked, "shop.people")) == 2 * count
+        assert len(differing(masked, masked.table("shop.people"))) == 2 * count
 
 
 def test_a_mask_on_a_value_that_the_log_lacks(shop: Shop) -> None:
     """Without REPLICA IDENTITY FULL the connector masks its placeholder."""
     shop.conn.execute(
-        "CREATE TABLE shop.notes (id int PRIMARY KEY, n int, h text, long text, r text, short text)"
+        "CREATE TABLE shop.notes (id int PRIMARY KEY, n int, h text, long text, r text, short text,"
+        """ longer text, "long, {é}: %b" text)"""
     )
     for column in ("h", "long", "r", "short"):
         shop.conn.execute(f"ALTER TABLE shop.notes ALTER {column} SET STORAGE EXTERNAL".encode())
-    masks = {"h": {"hash": "s"}, "long": {"cut": 40}, "r": "redact"}
+    masks = {
+        "h": {"hash": "s"},
+        "long": {"cut": 40},
+        "r": "redact",
+        "long, {é}: %b": {"cut": 2},
+    }
     notes = {"table": "shop.notes", "partitions": 1}
     masked = shop.capturing({**notes, "mask": masks})
     masked.migrate()
     shop.conn.execute("ALTER TABLE shop.notes REPLICA IDENTITY DEFAULT")
     masked.register()
     large = "x" * 5000
-    shop.conn.execute("INSERT INTO shop.notes VALUES (1, 0, %s, %s, %s, '')", [large] * 3)
+    shop.conn.execute(
+        "INSERT INTO shop.notes VALUES (1, 0, %s, %s, %s, '', 'whole', 'cut')", [large] * 3
+    )
     shop.conn.execute("UPDATE shop.notes SET n = 1")
     wait_until(lambda: (masked.rows("shop.notes").get(1) or {}).get("n") == 1, 20, "the update")
     assert large[:40] not in str(masked.rows("shop.notes"))  # A placeholder, masked.
-    assert differing(masked, "shop.notes") == {}
+    assert differing(masked, masked.table("shop.notes")) == {}
+    odd = {"exclude": ["h"], "where": "\"long, {é}: %b\" = 'cu' AND longer = 'whole'"}
+    view = in_cache(masked, {**notes, "mask": masks}, odd)
+    assert differing(masked, view) == {}
+    assert len(documents(masked, view)) == 1
 
     # So short a piece of a placeholder might be a value.
     short = shop.capturing({**notes, "mask": {**masks, "short": {"cut": 20}}})
@@ -309,7 +349,7 @@ def test_a_mask_on_a_value_that_the_log_lacks(shop: Shop) -> None:
     shop.conn.execute("UPDATE shop.notes SET n = 2")
     wait_until(lambda: (short.rows("shop.notes").get(1) or {}).get("n") == 2, 20, "the update")
     with pytest.raises(Unreadable, match="a mask leaves open"):
-        documents(short, "shop.notes")
+        documents(short, short.table("shop.notes"))
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ from cdc.codec.record import Change, RecordDecoder, Unreadable
 from cdc.codec.table import codec
 from cdc.model.mask import Mask
 from cdc.model.table import Column, Table, row_id
+from cdc.postgres import table_survey
 from cdc.sinks.elasticsearch.scan import LONGEST_ID, document_id
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.comparing import assert_as_the_twin
 from tests.support.envelopes import PLACEHOLDER, Row, envelope, table
+from tests.support.pipelines import NO_SOURCE, pipeline
 from tests.support.scribe import SHAPES, TYPES, Scribe, packed
 
 ITEMS = table("t.public.items")
@@ -94,7 +96,7 @@ WRONG: list[tuple[bytes | None, bytes | None, str]] = [
     (KEY, packed(EVENT) + b"x", "its value is no change event"),
     (KEY, packed({**EVENT, "op": 7}), "its value is no change event"),
     (KEY, packed(EVENT).replace(b'"n":1', b'"n":NaN'), "its value is no change event"),
-    (KEY, packed(EVENT).replace(b'"x"', b'"\\ud800"'), "its value is no change event"),
+    (KEY, packed(EVENT).replace(b'"x"', b'"\\ud800x"'), "its value is no change event"),
     (KEY, packed(EVENT).replace(b'"x"', b"[" * 3000 + b"]" * 3000), "its value is no change event"),
     (KEY, packed({**EVENT, "op": "t"}), "its operation is unknown"),
     (KEY, packed({**EVENT, "op": "", "after": None}), "its operation is unknown"),
@@ -167,7 +169,7 @@ def test_a_masked_placeholder_is_one() -> None:
     """The connector masks it as any value, and cuts a character of two units apart."""
     hashed, cut, short = Mask(hash="salt"), Mask(cut=40), Mask(cut=20)
     columns = [Column("k", "text"), Column("h", "text", mask=hashed), Column("c", "text", mask=cut)]
-    table = replace(keyed(), columns=tuple(columns), has_cuts=True)
+    table = replace(keyed(), columns=tuple(columns))
     digest = sha256(f"salt{PLACEHOLDER}".encode()).hexdigest()
     row = {"k": "1", "h": digest, "c": PLACEHOLDER[:40]}
     assert update(table, row).missing == ("h", "c")
@@ -175,7 +177,8 @@ def test_a_masked_placeholder_is_one() -> None:
     table = replace(table, columns=(*columns[:2], Column("c", "text", mask=short)))
     with pytest.raises(Unreadable, match="a mask leaves open"):
         update(table, {**row, "c": PLACEHOLDER[:20]})
-    # As bytes: Python's own encoder has no half of a pair.
+    # The table may have had the mask until now. As bytes: Python's own encoder has no half of a pair.
+    table = keyed(h="text", c="text")
     texts = {
         "x\\uD83D": "x",
         "\\\\uD83D": "\\uD83D",
@@ -186,6 +189,56 @@ def test_a_masked_placeholder_is_one() -> None:
         value = b'{"op":"c","after":{"k":"1","h":null,"c":"%b"}}' % written.encode()
         change = decoder(table).decode(table.topic, b'{"k":"1"}', value)
         assert json.loads(change.row or b"")["c"] == read
+
+
+MASKS = {"h": Mask(hash="salt"), "c": Mask(cut=40), "s": Mask(cut=20)}
+LACKING = {name: mask.placeholder("text", PLACEHOLDER) for name, mask in MASKS.items()}
+DIGEST = sha256(b"saltvalue").hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("entry", "row", "view"),
+    [
+        # The condition judges what the log has.
+        ({"where": f"h = '{DIGEST}'"}, {"h": DIGEST}, {"k": "1"}),
+        ({"where": "h = 'value'"}, {"h": DIGEST}, None),
+        # What nothing needs may be lacking, and cut anywhere.
+        ({"where": "k = '1'"}, LACKING, {"k": "1"}),
+        ({}, {"c": "\ud83d"}, {"k": "1"}),
+        # A column may have the name of another that the sink hasn't.
+        ({"exclude": ["h", "s"], "rename": {"c": "h"}}, {"c": "x\ud83d"}, {"k": "1", "h": "x"}),
+        ({"exclude": ["h", "s"], "rename": {"c": "h"}}, LACKING, {"k": "1", "h": None}),
+        ({"where": "h <> 'x'"}, LACKING, "the sink's `where` needs"),
+        ({"where": "c <> 'x'"}, LACKING, "the sink's `where` needs"),
+        ({"where": "s <> 'x'"}, LACKING, "a mask leaves open"),
+    ],
+)
+def test_a_sink_renames_leaves_out_and_judges_masked_columns(
+    entry: dict[str, Any], row: Row, view: Row | str | None
+) -> None:
+    columns = (Column("k", "text"), *(Column(name, "text", mask=MASKS[name]) for name in MASKS))
+    masked = replace(keyed(), columns=columns)
+    listed = [{"table": "public.w", "exclude": list(MASKS), **entry}]
+    cache = {"type": "redis", "url": "redis://127.0.0.1:1", "prefix": "x", "tables": listed}
+    sinks = pipeline("x", NO_SOURCE, "public.w", sinks={"cache": cache})
+    table = table_survey.for_sinks(masked, sinks).for_sink("cache")
+    assert table.misnamed == {}
+    # As ASCII, for UTF-8 has no half of a character.
+    row = {"k": "1", "h": "", "c": "", "s": "", **row}
+    event = packed({"op": "u", "after": row}, ascii_only=True)
+
+    def decoded() -> Change:
+        reading = decoder(table)
+        return reading.select(table.topic, reading.decode(table.topic, b'{"k":"1"}', event))
+
+    if isinstance(view, str):
+        with pytest.raises(Unreadable, match=view):
+            decoded()
+        return
+    change = decoded()
+    assert change.missing == tuple(name for name, value in (view or {}).items() if value is None)
+    document = None if change.row is None else json.loads(codec(table).document(change.row))
+    assert document == view
 
 
 @pytest.mark.parametrize(("op", "missing"), [("u", ("v",)), ("c", ("v",)), ("r", ())])
