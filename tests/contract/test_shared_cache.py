@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
@@ -19,7 +20,7 @@ from cdc.sinks.redis import scripts
 from cdc.sinks.redis.exchange import Exchange
 from cdc.sinks.redis.sink import Redis
 from tests.contract.laws import TOPIC_ID, Harness, fill, row
-from tests.support.cache import cache
+from tests.support.cache import CacheServer, cache
 from tests.support.envelopes import Row, table
 
 if TYPE_CHECKING:
@@ -352,3 +353,23 @@ def test_a_run_completes_the_exchange_of_views_that_cannot_be_compared(url: str)
         assert one.rows(1) == one.faulty
         one.promote()
         assert one.live_names == one.names != former
+
+
+@pytest.mark.parametrize(("saved", "lost"), [(0, 0), (0, 6), (4, 9)])
+def test_a_promotion_that_the_server_loses_is_not_reported_as_done(
+    tmp_path: Path, saved: int, lost: int
+) -> None:
+    """As after a failover to a replica that is behind: here it comes back with what it has saved."""
+    server = CacheServer(tmp_path, *USER)
+    try:
+        with world(server.url) as one:
+            former = one.live_names
+            loss = Step(lost, server.go_back, late=True)
+            save = Step(saved, server.save, late=False)
+            with pytest.raises(SinkUnavailable), save.during(), loss.during():
+                one.promote()
+            assert loss.came
+            one.promote()
+            one.assert_complete(one.go_on(former))
+    finally:
+        server.kill()
