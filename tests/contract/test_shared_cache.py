@@ -373,3 +373,28 @@ def test_a_promotion_that_the_server_loses_is_not_reported_as_done(
             one.assert_complete(one.go_on(former))
     finally:
         server.kill()
+
+
+def test_a_server_that_goes_back_before_the_last_script_has_rows_left(tmp_path: Path) -> None:
+    server = CacheServer(tmp_path, *USER)
+    try:
+        with world(server.url) as one:
+            former = one.live_names
+            save = Step(4, server.save, late=False)
+            register = redis.Redis.register_script
+
+            def go_back_first(client: Any, source: Any) -> Any:
+                if source == scripts.SETTLE:
+                    server.go_back()
+                return register(client, source)
+
+            with (
+                mock.patch.object(redis.Redis, "register_script", go_back_first),
+                pytest.raises(SinkUnavailable, match="became another server"),
+                save.during(),
+            ):
+                one.promote()
+            one.promote()
+            one.assert_complete(one.go_on(former))
+    finally:
+        server.kill()
