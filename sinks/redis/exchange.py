@@ -99,12 +99,12 @@ def complete(database: Database, table: str) -> None:
             cursor, size = answer
             rows = max(1, min(2 * rows, SLICE_ROWS, rows * SLICE_BYTES // max(size, 1)))
 
-    def require_same(server: redis.Redis) -> None:
-        if run_id(server) != first:
+    def settle(server: redis.Redis) -> None:
+        call = server.register_script(SETTLE)
+        if not call(keys=keys, args=[*arguments, str(first or "")]):
             raise Switched("another server has gone on with a scan")
 
-    database.ask(require_same)
-    database.script(SETTLE)(keys, arguments)
+    database.ask(settle)
 
 
 def exchanged_key(position_key: str) -> str:

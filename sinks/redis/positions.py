@@ -112,11 +112,13 @@ class Positions:
             if all(low <= offset <= high for low, offset, high in bounds):
                 start = offsets
         exchange = exchange_of(fields)
-        if exchange and advance.is_repair:
-            # The repair's records may be older than the rows that change places.
+        has_shown_nothing = stored is None or not any(stored.position.offsets)
+        if exchange and (advance.is_repair or has_shown_nothing):
+            # The repair's records may be older than the rows that change places. At offset zero the
+            # rows may be a former topic's, or from before a TRUNCATE: no record removes them.
             complete(self.database, advance.table.qualified)
             raise SinkUnavailable(
-                f"Generations of {advance.table.qualified} have changed places while rows were to be repaired.",
+                f"Generations of {advance.table.qualified} have changed places before rows were written.",
                 hint="`cdc run` tries again; after another command: run it again",
                 sink=self.database.sink,
             )

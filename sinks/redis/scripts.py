@@ -199,10 +199,12 @@ return {found[1], bytes}
 )
 
 # Ends an exchange whose rows are all exchanged: the position that readers see is from now on that of
-# the rows.
+# the rows. The rest of ARGV: the run_id of the server that has exchanged them, '' if it isn't known. 0
+# on another server, where some may be left.
 SETTLE = (
     EXCHANGING
     + """
+if ARGV[4] ~= '' and not string.find(redis.call('INFO', 'server'), ARGV[4], 1, true) then return 0 end
 local function below(a, b) return #a < #b or (#a == #b and a < b) end
 local ahead = cjson.decode(redis.call('HGET', KEYS[1], 'ahead') or '[]')
 for i, offset in ipairs(ahead) do

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cdc.errors import SinkRejected
+from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
@@ -159,10 +159,15 @@ class Redis:
         self._complete(tables)
         # The previous generation, whatever its name.
         previous = Positions(self._spare_database, None)
-        retained = ((table, previous.checkpoint(table)) for table in tables)
-        return {
-            table.qualified: checkpoint.generation for table, checkpoint in retained if checkpoint
-        }
+        checkpoints = ((table.qualified, previous.checkpoint(table)) for table in tables)
+        retained = {name: stored.generation for name, stored in checkpoints if stored}
+        if retained.items() & names.items():
+            raise SinkUnavailable(
+                f"The server of {self.name} has lost the promotion that it had confirmed: readers see what they saw.",
+                hint="run the same command again",
+                sink=self.name,
+            )
+        return retained
 
     def generations(self, table: Table) -> list[str]:
         spare = Positions(self._spare_database, None)

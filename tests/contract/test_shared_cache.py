@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
@@ -19,23 +20,21 @@ from cdc.sinks.redis import scripts
 from cdc.sinks.redis.exchange import Exchange
 from cdc.sinks.redis.sink import Redis
 from tests.contract.laws import TOPIC_ID, Harness, fill, row
-from tests.support.cache import cache
+from tests.support.cache import CacheServer, cache
 from tests.support.envelopes import Row, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Rows = dict[str, Row]
+RIGHTS = [f"+{command}" for command in COMMANDS.split()]
+USER = ["--user", "cdc", "on", ">hush-hush", "~shop:*", "~depot:*", *RIGHTS]
 OTHERS = {"session:1": "another application's", "shopx:public.items:1": "another pipeline's"}
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with cache(tmp_path_factory.mktemp("cache")) as url:
-        with redis.Redis.from_url(url) as server:
-            keys = ("~shop:*", "~depot:*")
-            rights = [f"+{command}" for command in COMMANDS.split()]
-            server.execute_command("ACL", "SETUSER", "cdc", "on", ">hush-hush", *keys, *rights)
+    with cache(tmp_path_factory.mktemp("cache"), *USER) as url:
         yield url
 
 
@@ -331,3 +330,71 @@ def test_a_repair_completes_an_exchange_that_was_begun(url: str) -> None:
         assert one.rows(0) == one.built
         one.harness.send(one.harness.repair(one.harness.position(), "run 2"), run)
         one.assert_complete(one.go_on(former))
+
+
+def test_a_run_completes_the_exchange_of_views_that_cannot_be_compared(url: str) -> None:
+    """The former view is of another topic: its rows would stay for ever beside a position that says nothing of it."""
+    with world(url) as one:
+        harness = one.harness
+        former = one.live_names
+        one.live.drop_unreferenced([harness.table], {})
+        harness.topic_id = "topic-2"
+        one.names, build = harness.begin_generation()
+        harness.apply(writer="rebuild", sink=build)
+        with pytest.raises(SinkUnavailable), Step(1, die, late=False).during():
+            one.promote()
+        assert "ghost" in json.dumps(one.rows(0))
+        run = harness.writer()
+        with pytest.raises(SinkUnavailable, match="have changed places"):
+            harness.apply(writer="run 2", sink=run)
+        harness.apply(writer="run 2", sink=run)
+        assert one.rows(0) == harness.topic.model()
+        assert harness.position() == Position("topic-2", harness.topic.ends)
+        assert one.rows(1) == one.faulty
+        one.promote()
+        assert one.live_names == one.names != former
+
+
+@pytest.mark.parametrize(("saved", "lost"), [(0, 0), (0, 6), (4, 9)])
+def test_a_promotion_that_the_server_loses_is_not_reported_as_done(
+    tmp_path: Path, saved: int, lost: int
+) -> None:
+    """As after a failover to a replica that is behind: here it comes back with what it has saved."""
+    server = CacheServer(tmp_path, *USER)
+    try:
+        with world(server.url) as one:
+            former = one.live_names
+            loss = Step(lost, server.go_back, late=True)
+            save = Step(saved, server.save, late=False)
+            with pytest.raises(SinkUnavailable), save.during(), loss.during():
+                one.promote()
+            assert loss.came
+            one.promote()
+            one.assert_complete(one.go_on(former))
+    finally:
+        server.kill()
+
+
+def test_a_server_that_goes_back_before_the_last_script_has_rows_left(tmp_path: Path) -> None:
+    server = CacheServer(tmp_path, *USER)
+    try:
+        with world(server.url) as one:
+            former = one.live_names
+            save = Step(4, server.save, late=False)
+            register = redis.Redis.register_script
+
+            def go_back_first(client: Any, source: Any) -> Any:
+                if source == scripts.SETTLE:
+                    server.go_back()
+                return register(client, source)
+
+            with (
+                mock.patch.object(redis.Redis, "register_script", go_back_first),
+                pytest.raises(SinkUnavailable, match="became another server"),
+                save.during(),
+            ):
+                one.promote()
+            one.promote()
+            one.assert_complete(one.go_on(former))
+    finally:
+        server.kill()
