@@ -247,19 +247,22 @@ def _views(
     from cdc.postgres.table_survey import tables_in
     from cdc.sink.contract import FitChecker, positions, require_same_shape
 
-    continuity = Continuity(pipeline, kafka).read(sorted(existing))
     views: dict[str, dict[str, Any]] = {}
-    adapted: list[str] = []
+    stored_positions = {}
     for sink in sinks:
-        own = tables_in([sink.name], tables)
         try:
-            stored_positions = positions(sink, own)
+            stored_positions[sink.name] = positions(sink, tables_in([sink.name], tables))
         except CdcError as error:
             views[sink.name] = {"": Refusal.of(error)}
+    # After the positions: a run that is at work moves them beyond an end that was read before.
+    continuity = Continuity(pipeline, kafka).read(sorted(existing))
+    adapted: list[str] = []
+    for sink in sinks:
+        if sink.name not in stored_positions:
             continue
         view = views[sink.name] = {}
-        for table in own:
-            stored = stored_positions[table.qualified]
+        for table in tables_in([sink.name], tables):
+            stored = stored_positions[sink.name][table.qualified]
             view[table.qualified] = stored is not None
             if unheld := refusal_error(table, sink.refusals, sink.name):
                 view[table.qualified] = Refusal.of(unheld)

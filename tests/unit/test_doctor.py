@@ -273,7 +273,7 @@ OTHER_FAULTS: Faults = {
     ("sink-unfit/replica", "role"): lambda: cache(role="slave"),
     ("memory-low/cache", "maxmemory"): lambda: cache(used_memory=90, maxmemory=100),
     ("cache-save-failing", "persistence"): lambda: cache(rdb_last_bgsave_status="err"),
-    ("sink-unfit/elasticsearch", "version"): lambda: index(versions=("9.1.0",)),
+    ("sink-unfit/elasticsearch", "version"): lambda: index(versions=("7.17.29",)),
     ("index-red", "cluster"): lambda: index(status="red"),
     ("index-shards-full", "cluster.max_shards_per_node"): lambda: index(shards=950),
     ("disk-low/index", "a"): lambda: index(disk_used={"a": 0.9}),

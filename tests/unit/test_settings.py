@@ -64,7 +64,7 @@ DOCUMENTED = [
     if language == "yaml"
 ]
 """What pages show of pipeline files."""
-FILES = re.compile(r"/(etc|run)/[\w./-]+")
+FILES = re.compile(r"(/etc|/run|\$\{CDC_SECRETS\})/[\w./-]+")
 """Files that they name, with secrets and certificates."""
 
 
