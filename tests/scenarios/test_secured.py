@@ -301,7 +301,8 @@ def test_the_demo_on_secured_servers_shows_no_secret(
         pipeline.settle()
         pipeline.take_pages()
         for verb in VERBS:
-            pipeline.cdc(*verb.split())
+            # `doctor` judges this machine, too.
+            pipeline.cdc(*verb.split(), code=None if verb == "doctor" else 0)
     with wrong_passwords(folder):
         for verb in ("status", "doctor", "plan"):
             pipeline.cdc(verb, code=None)
