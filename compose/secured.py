@@ -327,11 +327,12 @@ class Elasticsearch(SecuredWeb, servers.Elasticsearch):
         """Add the pipeline to those whose indices the user may use. A server that runs knows within
         seconds.
         """
-        known = json.loads(path.read_text())[USER]["indices"][0]["names"] if path.exists() else []
-        names = sorted({*known, f"{self.pipeline}-*"})
-        if names != known:
+        written = path.read_text() if path.exists() else ""
+        known = json.loads(written)[USER]["indices"][0]["names"] if written else []
+        rights = json.dumps({USER: elasticsearch_rights(sorted({*known, f"{self.pipeline}-*"}))})
+        if rights != written:
             fresh = path.with_suffix(".new")
-            write_private(fresh, json.dumps({USER: elasticsearch_rights(names)}))
+            write_private(fresh, rights)
             change_owner(fresh, unprivileged())
             fresh.rename(path)
 

@@ -491,6 +491,19 @@ def test_secrets_are_made_once_and_are_their_owners(tmp_path: Path) -> None:
         assert server.ready(host.choose_ports(server.port_names)) is False
 
 
+def test_rights_of_an_older_version_are_replaced_and_pipelines_kept(tmp_path: Path) -> None:
+    secured.make_secrets(tmp_path / "secrets")
+    conf = tmp_path / "elasticsearch" / "conf"
+    conf.mkdir(parents=True)
+    older = {"cluster": [], "indices": [{"names": ["other-*", "shop-*"], "privileges": ["read"]}]}
+    (conf / "roles.yml").write_text(json.dumps({secured.USER: older}))
+    for server in secured.make(tmp_path / "secrets", "shop"):
+        if server.name == "elasticsearch":
+            server.grant({})
+    rights = secured.elasticsearch_rights(["other-*", "shop-*"])
+    assert json.loads((conf / "roles.yml").read_text()) == {secured.USER: rights}
+
+
 def test_a_machine_without_its_postgres_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
