@@ -3,9 +3,9 @@
 In:  a comparison's beginning, and its results. Out: a `Proof` of each view, in the registry.
 Invariant: a proof is of one generation, and says nothing of another.
 
-A comparison of all rows proves a view through the moment at which it began. One of the rows that the
-log has a change of since then moves the proof on: changes that the log lacks, and rows that were
-changed in a sink without one, are only found by the next comparison of all rows.
+A comparison of all rows proves a view through the moment at which it began. A comparison of
+only the rows with a change in the log since then moves the proof forward. Changes that the log
+lacks, and rows changed only in a sink, are only found by the next comparison of all rows.
 """
 
 from collections.abc import Mapping, Sequence

@@ -259,7 +259,7 @@ class TableVerification:
         return suspects
 
     def _changed_ids(self) -> list[str] | None:
-        """List the rows with a change that is to be compared. None: all rows are compared."""
+        """List the changed rows to compare. None: all rows are compared."""
         kafka = self.pipeline.kafka
         start = self.options.starts.get(self.table.qualified)
         if self.options.since_ms is not None:
