@@ -36,8 +36,9 @@ from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.topics import Topics
 from cdc.model.column_names import refusal_error
+from cdc.model.generation import FIRST
 from cdc.model.outcome import Advance
-from cdc.model.position import Position, ViewCheckpoint
+from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import (
     Applier,
@@ -163,6 +164,7 @@ class SinkViews:
         views, blocked = self._sort(tables, troubled, existing)
         standby = self._follow_standby(views, standby_names)
         self._record_holes(list(views))
+        self._withdraw_proofs(views)
         self.plan = replace(
             blocked,
             control=control,
@@ -312,6 +314,23 @@ class SinkViews:
             self._continuity.record_holes(
                 self.sink.name, [(table, archive.archived(table)) for table in tables]
             )
+
+    def _withdraw_proofs(self, views: Mapping[Table, ViewCheckpoint | None]) -> None:
+        """Withdraw the proofs of views that stand before what was proved: rows that are applied again
+        haven't been compared.
+        """
+        if self._names is not None:
+            return
+        withdrawn = [
+            (("proof", self.sink.name, table.qualified), None)
+            for table, stored in views.items()
+            if (proof := self.sink_generations.proofs.get(table.qualified))
+            and proof.generation == (stored.generation if stored else FIRST)
+            and not distance(stored, proof.position).reached
+        ]
+        if withdrawn:
+            self.registry.write(*withdrawn)
+            self.registry.read()
 
     def _refuse_replaced(self) -> None:
         """Raise GenerationReplaced if the generation was removed: preparing it again would leave it behind

@@ -89,6 +89,8 @@ def build(
     from cdc.verify.comparison import Comparison, prove
     from cdc.verify.verification import verify
 
+    proved: list[tuple[proof.Beginning, list[Comparison]]] = []
+
     def require_equal(candidate: "Sink", tables: "Sequence[Table]") -> None:
         table_option = (
             f" --table {tables[0].qualified}"
@@ -99,7 +101,7 @@ def build(
         def compare() -> list[Comparison]:
             beginning = proof.begin(context.pipeline, tables, [candidate])
             comparisons = verify(spark, context.pipeline, tables, [candidate])
-            proof.record(context.pipeline, beginning, tables, [candidate], comparisons, {})
+            proved[:] = [(beginning, comparisons)]
             return comparisons
 
         prove(
@@ -113,7 +115,7 @@ def build(
         settle_rollback(
             Registry(context.pipeline, kafka), sink, context.tables_in(sink.name), KEPT_S
         )
-        return Rebuild(
+        retained = Rebuild(
             spark,
             context.pipeline,
             kafka,
@@ -125,6 +127,10 @@ def build(
             verify=require_equal,
             show=show,
         ).run()
+    # Until readers see it, the proof is the former generation's.
+    for beginning, comparisons in proved:
+        proof.record(context.pipeline, beginning, tables, [sink], comparisons)
+    return retained
 
 
 @recorded("rollback")

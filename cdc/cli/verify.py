@@ -94,14 +94,15 @@ def verify(
     check_connector(pipeline, names, timeout)
     beginning = proof.begin(pipeline, tables, sinks)
     if since == PROOF:
-        options = replace(options, starts=beginning.unproved_since(tables, sinks))
+        starts = beginning.unproved_since(pipeline.delete_retention_hours * 3600)
+        options = replace(options, starts=starts)
     modules = [*context.obj.executors(names), "cdc.verify.census"]
     stalled = StalledViews(lambda: find_stalled(_read_progress(pipeline), tables))
     with spark_on(master, modules) as spark:
         results = verify_views(spark, pipeline, tables, sinks, options, report=say, stalled=stalled)
         if repair:
             results = repair_differences(spark, pipeline, tables, sinks, options, results)
-        proof.record(pipeline, beginning, tables, sinks, results, options.starts)
+        proof.record(pipeline, beginning, tables, sinks, results)
     report([*results, *waiting], as_json)
 
 

@@ -217,8 +217,9 @@ class View:
             registry = Registry(self._pipeline, self._kafka).read()
         proof = registry.for_sink(self.sink.name).proofs.get(self.table.qualified)
         checkpoint = self.sink.position(self.table)
-        generation = checkpoint.generation if checkpoint else FIRST
-        return proof if proof and proof.generation == generation else None
+        if proof is None or proof.generation != (checkpoint.generation if checkpoint else FIRST):
+            return None
+        return proof if distance(checkpoint, proof.position).reached else None
 
     def _read_messages(self) -> None:
         end = self._kafka.ends([self._message_topic])[self._message_topic].offsets[0]

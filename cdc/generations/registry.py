@@ -100,6 +100,11 @@ class Proof:
     topic_id: str
     offsets: Sequence[int]
 
+    @property
+    def position(self) -> Position:
+        """The position that a view has passed before it is proved."""
+        return Position(self.topic_id, tuple(self.offsets))
+
 
 @dataclass(frozen=True)
 class Pause:

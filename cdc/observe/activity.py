@@ -109,8 +109,10 @@ def describe_sink(
 
 def _with_proof(view: ViewStatus, proof: Proof | None) -> ViewStatus:
     """Add the proof of the view's live generation. One of another generation says nothing of it."""
-    is_read = view.changes is not None
-    if proof is None or not is_read or proof.generation != (view.generation or FIRST):
+    if proof is None or view.changes is None or proof.generation != (view.generation or FIRST):
+        return view
+    if view.at is None and any(proof.offsets):
+        # The view is lost.
         return view
     return replace(view, proved_through=proof.through, complete_at=proof.complete_at)
 

@@ -33,7 +33,7 @@ class Beginning:
     """What a comparison begins with.
 
     at           Unix seconds by Postgres' clock: what is committed later lies at or above `ends`
-    ends         by topic
+    ends         of the topics, by table
     generations  by view, the one that is compared
     proofs       by view, those of these generations
     """
@@ -43,24 +43,20 @@ class Beginning:
     generations: Mapping[View, str]
     proofs: Mapping[View, Proof]
 
-    def unproved_since(self, tables: Sequence[Table], sinks: Sequence[Sink]) -> Starts:
-        """Find where the changes begin that the proofs of a table's views don't cover.
+    def unproved_since(self, keeps_deletes_s: float) -> Starts:
+        """Find where the changes begin that the proofs don't cover, by view.
 
-        A table isn't in it if one of its views isn't proved, or its topic was replaced.
+        A view isn't in it if it isn't proved, its topic was replaced, or its proof is so old that the
+        log may have lost a delete since. `keeps_deletes_s`: for how long Kafka keeps tombstones.
         """
-        starts: dict[str, tuple[int, ...]] = {}
-        for table in tables:
-            views = [(sink.name, table.qualified) for sink in sinks if table.is_in(sink.name)]
-            proofs = [self.proofs[view] for view in views if view in self.proofs]
-            end = self.ends[table.topic]
-            is_same_log = all(
-                proof.topic_id == end.topic_id and len(proof.offsets) == end.partition_count
-                for proof in proofs
-            )
-            if proofs and len(proofs) == len(views) and is_same_log:
-                offsets = [proof.offsets for proof in proofs]
-                starts[table.qualified] = tuple(map(min, zip(*offsets, strict=True)))
-        return starts
+        return {
+            view: proof.offsets
+            for view, proof in self.proofs.items()
+            if (end := self.ends.get(view[1]))
+            and proof.topic_id == end.topic_id
+            and len(proof.offsets) == end.partition_count
+            and self.at - proof.through < keeps_deletes_s / 2
+        }
 
 
 def begin(pipeline: Pipeline, tables: Sequence[Table], sinks: Sequence[Sink]) -> Beginning:
@@ -71,9 +67,10 @@ def begin(pipeline: Pipeline, tables: Sequence[Table], sinks: Sequence[Sink]) ->
     """
     with Topics(pipeline.kafka) as kafka:
         # Before the time: a record below these ends was committed before it.
-        ends = kafka.ends([table.topic for table in tables])
+        by_topic = kafka.ends([table.topic for table in tables])
         at = read_time_ms(pipeline) / 1000
         registry = Registry(pipeline, kafka).read()
+    ends = {table.qualified: by_topic[table.topic] for table in tables}
     generations = _read_generations(tables, sinks)
     proofs = {
         (sink.name, name): proof
@@ -90,37 +87,40 @@ def record(
     tables: Sequence[Table],
     sinks: Sequence[Sink],
     comparisons: Sequence[Comparison],
-    starts: Starts,
 ) -> None:
     """Record what a comparison has proved; a view that differs is proved no longer.
 
-    `starts`: the options' of that comparison. If the registry can't be written, a warning is logged.
+    Does nothing for a view of which another comparison has recorded something meanwhile, unless it
+    differs. If the registry can't be written, a warning is logged.
     """
     try:
-        present = _read_generations(tables, sinks)
-        topics = {table.qualified: table.topic for table in tables}
-        entries: list[tuple[Sequence[str], dict[str, object] | None]] = []
-        for comparison in comparisons:
-            view = comparison.sink, comparison.table
-            generation = beginning.generations.get(view)
-            former = beginning.proofs.get(view)
-            if comparison.verdict == "differs" and former:
-                entries.append((("proof", *view), None))
-            if not comparison.equal or generation is None or present.get(view) != generation:
-                continue
-            if comparison.complete:
-                complete_at = beginning.at
-            elif former and comparison.table in starts:
-                complete_at = former.complete_at
-            else:
-                continue
-            end = beginning.ends[topics[comparison.table]]
-            proof = Proof(generation, beginning.at, complete_at, end.topic_id, end.offsets)
-            entries.append((("proof", *view), vars(proof)))
-        if entries:
-            with Topics(pipeline.kafka) as kafka:
-                ensure_topic(kafka, pipeline, pipeline.generations_topic)
-                Registry(pipeline, kafka).write(*entries)
+        with Topics(pipeline.kafka) as kafka:
+            ensure_topic(kafka, pipeline, pipeline.generations_topic)
+            registry = Registry(pipeline, kafka).read()
+            present = _read_generations(tables, sinks)
+            entries: list[tuple[Sequence[str], dict[str, object] | None]] = []
+            for comparison in comparisons:
+                view = comparison.sink, comparison.table
+                generation = beginning.generations.get(view)
+                current = registry.for_sink(comparison.sink).proofs.get(comparison.table)
+                known = current if current and current.generation == generation else None
+                if comparison.verdict == "differs" and known:
+                    entries.append((("proof", *view), None))
+                if generation is None or present.get(view) != generation:
+                    continue
+                if not comparison.equal or known != beginning.proofs.get(view):
+                    continue
+                if comparison.proves == "all":
+                    complete_at = beginning.at
+                elif comparison.proves == "changes" and known:
+                    complete_at = known.complete_at
+                else:
+                    continue
+                end = beginning.ends[comparison.table]
+                proof = Proof(generation, beginning.at, complete_at, end.topic_id, end.offsets)
+                entries.append((("proof", *view), vars(proof)))
+            if entries:
+                registry.write(*entries)
     except CdcError as error:
         log.warning("proof_not_recorded", error=error.message)
 

@@ -97,14 +97,21 @@ def verify(
         equal = equal_small_views(
             reader,
             pipeline.source.reader_dsn,
-            [table for table in compared_tables if table.qualified not in options.starts],
+            [
+                table
+                for table in compared_tables
+                if options.start(
+                    table.qualified, [sink.name for sink in sinks if table.is_in(sink.name)]
+                )
+                is None
+            ],
             sinks,
             sample,
             report,
             source.setting_to_read(pipeline.source),
         )
         compared |= {
-            view: replace(comparison, scope=options.scope, complete=options.sample is None)
+            view: replace(comparison, scope=options.scope, proves=options.proves)
             for view, comparison in equal.items()
             if view not in compared
         }
@@ -255,13 +262,13 @@ class TableVerification:
             self._comparisons[name].rechecked = len(ids)
         for comparison in self._comparisons.values():
             comparison.scope = self.options.scope
-            comparison.complete = self.options.sample is None
+            comparison.proves = self.options.proves
         return suspects
 
     def _changed_ids(self) -> list[str] | None:
         """List the changed rows to compare. None: all rows are compared."""
         kafka = self.pipeline.kafka
-        start = self.options.starts.get(self.table.qualified)
+        start = self.options.start(self.table.qualified, [sink.name for sink in self.sinks])
         if self.options.since_ms is not None:
             since_ms = self.options.since_ms
             listed = recent_changes.ids_since(self.spark, kafka, self.table, since_ms)
@@ -287,7 +294,7 @@ class TableVerification:
                 bucket_hashes.scan(sink, self.table, self.spark, ids).count() if ids else 0
             )
             comparison.scope = f"{len(ids)} rows that changed"
-            comparison.complete = False
+            comparison.proves = "nothing" if self.options.since_ms is not None else "changes"
         return {sink.name: ids for sink in self.sinks}
 
     def _compare(self, suspects: Suspects | None, buckets: Sequence[str] = ()) -> Suspects:
