@@ -1,4 +1,4 @@
-"""A certificate authority of its own, and the files of those whom it certifies. Certificates are valid
+"""A certificate authority, and the files of servers and clients that it certifies. Certificates are valid
 until 2038. The authority's key is kept nowhere.
 """
 

@@ -36,9 +36,8 @@ from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.topics import Topics
 from cdc.model.column_names import refusal_error
-from cdc.model.generation import FIRST
 from cdc.model.outcome import Advance
-from cdc.model.position import Position, ViewCheckpoint, distance
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import (
     Applier,
@@ -316,17 +315,15 @@ class SinkViews:
             )
 
     def _withdraw_proofs(self, views: Mapping[Table, ViewCheckpoint | None]) -> None:
-        """Withdraw the proofs of views that stand before what was proved: rows that are applied again
-        haven't been compared.
-        """
+        """Withdraw the proofs of views that no longer hold: see `Proof.holds`."""
         if self._names is not None:
             return
         withdrawn = [
             (("proof", self.sink.name, table.qualified), None)
             for table, stored in views.items()
             if (proof := self.sink_generations.proofs.get(table.qualified))
-            and proof.generation == (stored.generation if stored else FIRST)
-            and not distance(stored, proof.position).reached
+            and proof.is_of(stored)
+            and not proof.holds(stored)
         ]
         if withdrawn:
             self.registry.write(*withdrawn)

@@ -44,7 +44,6 @@ from cdc.generations.registry import Pause, Proof, Registry
 from cdc.kafka.log_refusals import refuse_incomparable
 from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
-from cdc.model.generation import FIRST
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres import table_survey
@@ -216,10 +215,7 @@ class View:
         with self._lock:
             registry = Registry(self._pipeline, self._kafka).read()
         proof = registry.for_sink(self.sink.name).proofs.get(self.table.qualified)
-        checkpoint = self.sink.position(self.table)
-        if proof is None or proof.generation != (checkpoint.generation if checkpoint else FIRST):
-            return None
-        return proof if distance(checkpoint, proof.position).reached else None
+        return proof if proof and proof.holds(self.sink.position(self.table)) else None
 
     def _read_messages(self) -> None:
         end = self._kafka.ends([self._message_topic])[self._message_topic].offsets[0]

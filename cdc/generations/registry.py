@@ -25,7 +25,8 @@ from cdc.config.settings import Pipeline
 from cdc.kafka.records import Record
 from cdc.kafka.tail import Tail
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position
+from cdc.model.generation import FIRST
+from cdc.model.position import Position, ViewCheckpoint, distance
 
 Phase = Literal["replay", "catch up", "verify", "promote"]
 STALE_S = 10.0
@@ -100,10 +101,16 @@ class Proof:
     topic_id: str
     offsets: Sequence[int]
 
-    @property
-    def position(self) -> Position:
-        """The position that a view has passed before it is proved."""
-        return Position(self.topic_id, tuple(self.offsets))
+    def is_of(self, checkpoint: ViewCheckpoint | None) -> bool:
+        """Whether it proves the generation that a view has."""
+        return self.generation == (checkpoint.generation if checkpoint else FIRST)
+
+    def holds(self, checkpoint: ViewCheckpoint | None) -> bool:
+        """Whether a view is still proved. One that is behind what it had passed then was emptied or lost,
+        and applies again what hasn't been compared.
+        """
+        passed = Position(self.topic_id, tuple(self.offsets))
+        return self.is_of(checkpoint) and distance(checkpoint, passed).reached
 
 
 @dataclass(frozen=True)

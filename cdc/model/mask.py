@@ -13,7 +13,7 @@ from hashlib import sha256
 
 STARS = 8
 SURE = 32
-"""Characters from which on a masked placeholder is told from a value: nobody can make one of so many."""
+"""A masked placeholder of so many characters can be no value: nobody can make one that equals it."""
 UNLIMITED = 1 << 31
 TYPES = ("text", "character varying", "character")
 """Types that Debezium masks. It sends values of most others as they are, without a word."""

@@ -80,7 +80,7 @@ class Projection:
 
     def shape(self, key: Sequence[str]) -> str:
         """The same text for the same columns and rows, in whichever order the file has the columns, with
-        or without those of the key.
+        or without columns of the key.
         """
         kept = None if self.columns is None else sorted({*self.columns} - {*key})
         parts: list[object] = [kept, sorted(self.exclude)]

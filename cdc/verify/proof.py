@@ -35,7 +35,7 @@ class Beginning:
     at           Unix seconds by Postgres' clock: what is committed later lies at or above `ends`
     ends         of the topics, by table
     generations  by view, the one that is compared
-    proofs       by view, those of these generations
+    proofs       of these generations, by view
     """
 
     at: float

@@ -27,7 +27,7 @@ trap 'rm -rf "$work"; [ -z "$container" ] || buildah rm "$container" >/dev/null'
 
 if ! buildah inspect --type image localhost/debian:bookworm-slim >/dev/null 2>&1; then
     mmdebstrap --quiet --variant=minbase bookworm "$work/base.tar"
-    # The image trusts whom this machine trusts: a company's proxy has an authority of its own.
+    # The image trusts whom this machine trusts: a company's proxy may have its own authority.
     mkdir "$work/authorities"
     awk -v folder="$work/authorities" '/BEGIN CERT/ {n++} n {print > (folder "/" n ".crt")}' /etc/ssl/certs/ca-certificates.crt
     printf 'FROM scratch\nADD base.tar /\nCOPY authorities /usr/local/share/ca-certificates\n' >"$work/Dockerfile"

@@ -198,7 +198,7 @@ return {found[1], bytes}
 """
 )
 
-# Ends an exchange whose rows are all exchanged: the position that readers see is from now on that of
+# Ends an exchange whose rows are all exchanged: from now on readers see the position of
 # the rows. The rest of ARGV: the run_id of the server that has exchanged them, '' if it isn't known. 0
 # on another server, where some may be left.
 SETTLE = (

@@ -225,7 +225,8 @@ def killed_at(url: str, number: int, *, late: bool) -> bool:
         if former_rows is None:
             former_rows = one.go_on(former)
         one.assert_complete(former_rows)
-        one.faulty, one.names = one.rows(0), former
+        one.faulty = one.rows(0)
+        one.names = former
         one.promote()
         assert one.rows(0) == former_rows
         assert one.rows(1) == one.harness.topic.model()

@@ -272,7 +272,8 @@ def test_the_demo_on_secured_servers_shows_no_secret(
     """The index' password is changed under the run: that is reported, holds up no other sink, and passes
     by itself.
     """
-    world, state = pipeline.world, pipeline.state
+    world = pipeline.world
+    state = pipeline.state
     folder = state / "secrets"
     known = pipeline.secrets()
     pipeline.cdc("up")

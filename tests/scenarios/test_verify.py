@@ -130,7 +130,8 @@ def test_status_says_through_which_moment_views_are_proved(world: "World") -> No
         "INSERT INTO items SELECT n, 0 FROM generate_series(1, 50) n",
     )
     world.begin("public.items", "public.more")
-    items, cached = ("cache", "public.items"), f"{world.name}:public.items:"
+    items = ("cache", "public.items")
+    cached = f"{world.name}:public.items:"
     with world.running(), redis.Redis.from_url(world.cache) as server:
         world.settle()
         assert set(proofs(world).values()) == {(None, None)}

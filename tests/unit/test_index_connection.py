@@ -443,7 +443,7 @@ ROOT_OF_OPENSEARCH = {
     "version": {"distribution": "opensearch", "number": "2.19.6", "build_type": "tar"},
     "tagline": "The OpenSearch Project: https://opensearch.org/",
 }
-"""What OpenSearch 2.19.6 answers at its root; none of its answers has a header of its own."""
+"""What OpenSearch 2.19.6 answers at its root; none of its answers has a product header."""
 ABSENT = {
     "error": {"type": "index_not_found_exception", "reason": "no such index [x]"},
     "status": 404,

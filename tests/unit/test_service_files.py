@@ -83,7 +83,8 @@ def locked(name: str) -> dict[str, str]:
 
 def test_the_image_installs_a_part_of_the_lock_with_neither_servers_nor_tools() -> None:
     assert "--require-hashes -r requirements-run.lock" in RECIPE
-    whole, part = locked("requirements.lock"), locked("requirements-run.lock")
+    whole = locked("requirements.lock")
+    part = locked("requirements-run.lock")
     assert part.items() <= whole.items()
     assert [name for name, pin in part.items() if "--hash=sha256:" not in pin] == []
     project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
