@@ -20,6 +20,7 @@ from cdc.config.view_settings import STATE
 from cdc.kafka.ledger import Hole, Ledger
 from cdc.kafka.log_refusals import (
     Discontinued,
+    is_beyond,
     refuse_foreign,
     refuse_gap,
     remaking,
@@ -231,6 +232,10 @@ class Continuity:
             Discontinued: with the view and the command that repairs it. ConnectorError: the log
                 can't be read.
         """
+        if stored and is_beyond(stored.position, self.logs[table.topic].end):
+            # A run at work may have moved the view since the ends were read: only a later end tells.
+            ends = self._kafka.ends(list(self.logs))
+            self.logs = {topic: replace(log, end=ends[topic]) for topic, log in self.logs.items()}
         log = self.logs[table.topic]
         refuse_foreign(self._kafka, sink, table, stored, log.end)
         self.refuse_unfilled(sink, table, stored)
