@@ -394,9 +394,10 @@ def topic_flaws(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Flaw]:
     for topic in present:
         flaws += _shape_flaws(topic, specs[topic], starts[topic], settings[topic]["cleanup.policy"])
     if table.topic in existing:
+        sinks = [sink for sink in pipeline.sinks if table.is_in(sink)]
         requirements = (
             ("tombstones", RETENTION, pipeline.delete_retention_hours),
-            ("superseded records", COMPACTION_LAG, pipeline.changes_kept_s / 3600),
+            ("superseded records", COMPACTION_LAG, pipeline.changes_kept_s(sinks) / 3600),
         )
         for subject, name, required_h in requirements:
             actual_h = int(settings[table.topic][name]) / 3_600_000

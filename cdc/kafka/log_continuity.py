@@ -95,10 +95,11 @@ class Continuity:
         ends = self._kafka.ends(topics)
         settings = self._kafka.settings(topics, (RETENTION, COMPACTION_LAG))
         configured_s = self._pipeline.delete_retention_hours * 3600
+        changes_s = self._pipeline.changes_retention_hours * 3600
         retention: dict[str, float] = {}
         for topic in topics:
             retention[topic] = min(configured_s, int(settings[topic][RETENTION]) / 1000)
-            lag_s = min(self._pipeline.changes_kept_s, int(settings[topic][COMPACTION_LAG]) / 1000)
+            lag_s = min(changes_s, int(settings[topic][COMPACTION_LAG]) / 1000)
             self._compaction_lag_s[topic] = lag_s or HOLES_S
         recent = self._kafka.offsets_since(
             {topic: now - retention[topic] / 2 for topic in topics}, ends
