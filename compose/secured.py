@@ -68,8 +68,9 @@ def require_secrets(folder: Path) -> None:
     """
     names = (*PASSWORDS, *OWN_PASSWORDS, "ca.pem", "server.pem", "client.pem")
     if missing := [name for name in names if not (folder / name).exists()]:
+        lost = f"lacks {', '.join(missing)}" if folder.exists() else "is gone"
         raise StackError(
-            f"{folder} lacks {', '.join(missing)}: the servers were made with them, and accept no others",
+            f"{folder} {lost}: the servers were made with these secrets, and accept no others",
             hint="put them back from a copy; to start over: cdc -p FILE down --purge, then cdc -p FILE up --secured",
             path=str(folder),
         )

@@ -275,7 +275,7 @@ def refuse_to_start(pipeline: Secured) -> None:
     secret = pipeline.state / "secrets/redis"
     aside = secret.rename(secret.with_name("aside"))
     text = pipeline.cdc("up", code=3)
-    assert f"{secret.parent} lacks redis: the servers were made with them" in text
+    assert f"{secret.parent} lacks redis: the servers were made with these" in text
     aside.rename(secret)
     rights = pipeline.state / "elasticsearch/conf/roles.yml"
     written = rights.read_text()
