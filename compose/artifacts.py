@@ -236,8 +236,7 @@ def _unpack_postgres(lib: Path) -> None:
         bundle.open("postgres-linux-x86_64.txz") as archive,
         tarfile.open(fileobj=archive, mode="r|xz") as tar,
     ):
-        tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
-        tar.extractall(jar.parent)  # noqa: S202
+        _extract(tar, jar.parent)
     jar.unlink()
 
 
@@ -254,11 +253,14 @@ def _unpack(lib: Path) -> None:
                         (archive.parent / entry.filename).chmod(mode)
         else:
             with tarfile.open(archive) as tar:
-                # Python before 3.11.4 has no filters; the archive is pinned, so both ways write the
-                # same.
-                tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
-                tar.extractall(archive.parent)  # noqa: S202
+                _extract(tar, archive.parent)
         archive.unlink()
+
+
+def _extract(tar: tarfile.TarFile, folder: Path) -> None:
+    # Python before 3.11.4 has no filters; the archive is pinned, so both ways write the same.
+    tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+    tar.extractall(folder)  # noqa: S202
 
 
 @contextmanager

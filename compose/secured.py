@@ -62,6 +62,20 @@ def make_secrets(folder: Path) -> None:
     fresh.rename(folder)
 
 
+def require_secrets(folder: Path) -> None:
+    """Refuse servers that were started with secrets that are gone: they take no others. Raises
+    StackError.
+    """
+    names = (*PASSWORDS, *OWN_PASSWORDS, "ca.pem", "server.pem", "client.pem")
+    if missing := [name for name in names if not (folder / name).exists()]:
+        lost = f"lacks {', '.join(missing)}" if folder.exists() else "is gone"
+        raise StackError(
+            f"{folder} {lost}: the servers were made with these secrets, and accept no others",
+            hint="put them back from a copy; to start over: cdc -p FILE down --purge, then cdc -p FILE up --secured",
+            path=str(folder),
+        )
+
+
 def write_private(path: Path, text: str) -> None:
     """Write a file that nobody but its owner reads."""
     path.touch(0o600)
@@ -241,11 +255,7 @@ def _allow(admin: "KafkaAdminClient", user: str, kind: str, *names: str) -> None
 
 def _require_done(refusals: Sequence[object]) -> None:
     if refusals:
-        raise StackError(
-            f"Kafka doesn't take its users and their rights: {'; '.join(map(str, refusals))}",
-            hint="look at kafka/log in the state folder, then: cdc -p FILE up",
-            service="kafka",
-        )
+        raise PermissionError("; ".join(map(str, refusals)))
 
 
 class SecuredWeb(Secured, servers.WebServer):

@@ -8,7 +8,7 @@ fails.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,6 +51,8 @@ def up(state: Path, *, progress: Progress, secured_for: str | None = None) -> En
     """
     with locked_state(state.absolute(), progress) as record:
         record.claim("secured" if secured_for else "embedded")
+        if record.secrets and record.ports:
+            secured.require_secrets(record.secrets)
         servers = servers_of(record, secured_for or "")
         unhealthy = _find_unhealthy(record, servers)
         for server in reversed(unhealthy):
@@ -59,7 +61,7 @@ def up(state: Path, *, progress: Progress, secured_for: str | None = None) -> En
             start(record, unhealthy, progress)
         for server in servers:
             if server not in unhealthy:
-                server.grant(record.ports)
+                _grant(server, record.state / server.name, record.ports)
         return record.endpoints()
 
 
@@ -220,8 +222,21 @@ class _Launch:
                 raise _start_failed(server, dirs, f"isn't ready after {START_DEADLINE_S:.0f} s")
             if self.cancelled.wait(POLL_S):
                 return
-        server.grant(dirs.ports)
+        _grant(server, dirs.home, dirs.ports)
         self.progress(f"{server.name} is ready ({time.monotonic() - self.started_at:.1f} s)")
+
+
+def _grant(server: Server, home: Path, ports: Mapping[str, int]) -> None:
+    """Give users their rights. Raises StackError with what the server, or its client, says."""
+    try:
+        server.grant(ports)
+    except Exception as error:
+        raise StackError(
+            f"{server.name} is ready, but its users don't get their rights: {type(error).__name__}: {error}",
+            hint=f"its log and settings are in {home}; to start over: cdc -p FILE down --purge, then"
+            " cdc -p FILE up --secured",
+            service=server.name,
+        ) from error
 
 
 def _start_failed(server: Server, dirs: ServerDirs, problem: str) -> StackError:

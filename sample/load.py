@@ -1,19 +1,25 @@
 """Put days of 2013 into the sample schema as rows that were always there: the past.
 
 In:  a database with the sample schema; a range of New York days. Out: rows of every table, complete
-flights.
+flights. `python -m cdc.sample.load -p FILE` loads January.
 Invariant: one transaction; what is there already is left as it is, so loading twice adds nothing.
 """
 
 from __future__ import annotations
 
 from datetime import date
+from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 import psycopg
+import typer
 from psycopg import sql
 
-from cdc.errors import SourceError
+from cdc.cli.console import call, print_error
+from cdc.errors import CdcError, SourceError
+from cdc.model import secrets
+from cdc.runtime.context import Context
 from cdc.sample import nyc2013
 
 CHUNK_ROWS = 50_000
@@ -33,7 +39,7 @@ def load(dsn: str, start: date, end: date) -> dict[str, int]:
         "flights": nyc2013.flights(start, end),
     }
     try:
-        with psycopg.connect(dsn) as conn:
+        with psycopg.connect(secrets.read(dsn)) as conn:
             return {table: _copy(conn, table, frame) for table, frame in frames.items()}
     except psycopg.Error as error:
         raise failed(error) from error
@@ -44,7 +50,7 @@ def failed(error: psycopg.Error) -> SourceError:
     if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
         return SourceError(
             "the database lacks the sample schema",
-            hint="run cdc -p sample/airport.yaml migrate --sample",
+            hint="run cdc -p FILE migrate --sample",
         )
     if error.diag.message_primary is None:
         return SourceError(
@@ -81,3 +87,24 @@ def _copy(conn: psycopg.Connection, table: str, frame: pd.DataFrame) -> int:
             )
         )
         return cursor.rowcount
+
+
+def main(
+    pipeline: Annotated[Path, typer.Option("-p", help="The pipeline file: it names the database.")],
+    state: Annotated[Path | None, typer.Option(help="As for cdc.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=31, help="Days of January 2013.")] = 31,
+) -> None:
+    """Load flights of January 2013 into the tables that `cdc migrate --sample` has made."""
+    call.file = pipeline
+    call.state = state
+    try:
+        dsn = Context(pipeline, state).load().source.dsn
+        loaded = load(dsn, date(2013, 1, 1), date(2013, 1, days))
+    except CdcError as error:
+        print_error(error)
+        raise typer.Exit(error.exit_code) from None
+    typer.echo(", ".join(f"{rows:,} {table}" for table, rows in loaded.items()))
+
+
+if __name__ == "__main__":
+    typer.run(main)

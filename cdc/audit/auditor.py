@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from cdc.codec import log_rows
 from cdc.codec.decode_options import DecodeOptions
-from cdc.codec.log_rows import FOREIGN, KEYLESS, TOMBSTONE, UNREADABLE, RecordClassifier
+from cdc.codec.log_rows import FOREIGN, KEYLESS, ROW, TOMBSTONE, UNREADABLE, RecordClassifier
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.kafka.log_continuity import RETENTION, Continuity
@@ -36,13 +36,19 @@ from cdc.spark import kafka_source
 from cdc.verify.backfill import backfill
 
 IDS_PER_BACKFILL = 1000
+UNMASKED = "unmasked"
 COUNTED = {
     KEYLESS: "topic-unfit/keyless",
     FOREIGN: "topic-unfit/foreign",
     UNREADABLE: "records-unreadable",
+    UNMASKED: "topic-unfit/unmasked",
 }
 """What a record is said to be, with the key of its flaw."""
-REPAIRABLE = ("records-incomplete/values", "records-incomplete/outdated")
+REPAIRABLE = (
+    "records-incomplete/values",
+    "records-incomplete/outdated",
+    "records-incomplete/unmasked",
+)
 CONTROL_TABLES = ("cdc.truncation", "cdc.ddl")
 """Tables of the control schema whose topics a replay reads as well."""
 
@@ -50,7 +56,7 @@ CONTROL_TABLES = ("cdc.truncation", "cdc.ddl")
 MAX_KEYS = 100
 """Most keys that a finding lists; its count is of all."""
 RENEW_HINT = "cdc -p FILE topics renew --table TABLE; then rebuild its views"
-# The defect of the rows or records, and the next command. --repair mends the first two.
+# The defect of the rows or records, and the next command. --repair mends the first three.
 ROW_DEFECTS: Mapping[str, tuple[str, str]] = {
     "records-incomplete/values": (
         "rows have a value that no record carries any more",
@@ -59,6 +65,14 @@ ROW_DEFECTS: Mapping[str, tuple[str, str]] = {
     "records-incomplete/outdated": (
         "rows have no record since the table's definition changed what they hold",
         "cdc -p FILE topics audit --repair; a run has all rows sent again by itself",
+    ),
+    "records-incomplete/unmasked": (
+        "rows have a newest record that isn't masked as the file says",
+        "cdc -p FILE register, then cdc -p FILE topics audit --repair",
+    ),
+    "topic-unfit/unmasked": (
+        "records have values that aren't masked as the file says, until Kafka compacts them away",
+        RENEW_HINT,
     ),
     "topic-unfit/moved": (
         "keys have records in several partitions, so that these have no order",
@@ -85,6 +99,7 @@ TOPIC_HINTS: Mapping[str, str] = {
 """The next command for a topic."""
 WARNINGS = (
     "records-unreadable",
+    "topic-unfit/unmasked",
     f"setting-differs/{RETENTION}",
     f"setting-differs/{COMPACTION_LAG}",
     "changes-incomplete",
@@ -257,6 +272,7 @@ class Auditor:
             F.count_distinct("id").alias("ids"),
             F.count_if("outdated").alias("outdated"),
             F.count_if("partial").alias("partial"),
+            F.count_if("unmasked").alias("unmasked"),
         ).collect()
         wrong = {}
         if counts["partial"]:
@@ -265,6 +281,8 @@ class Auditor:
             )
         if counts["outdated"]:
             wrong["records-incomplete/outdated"] = rows.where("outdated").select("id")
+        if counts["unmasked"]:
+            wrong["records-incomplete/unmasked"] = rows.where("unmasked").select("id")
         if counts["ids"] < counts["keys"]:
             places = rows.groupBy("id").agg(F.count("*").alias("places"))
             wrong["topic-unfit/moved"] = places.where("places > 1").select("id")
@@ -312,19 +330,24 @@ class Auditor:
 def _count_columns() -> list[Column]:
     """Columns that count records, over frames of `log_rows.SUMMARY`."""
     conditions = {"records": F.lit(True), f"{TOMBSTONE}s": F.col("says") == TOMBSTONE}
-    conditions |= {kind: F.col("says") == kind for kind in COUNTED}
+    conditions |= {kind: F.col("says") == kind for kind in (UNREADABLE, KEYLESS, FOREIGN)}
+    conditions |= {UNMASKED: F.col("unmasked")}
     return [F.count_if(condition).alias(name) for name, condition in conditions.items()]
 
 
 def newest_states(assessments: DataFrame) -> DataFrame:
     """Fold assessments (`log_rows.SUMMARY`) to the state of the newest living record of each key.
 
-    Out: id string, partition int, outdated boolean, partial boolean (it lacks a value). A key
-    without a living record has a row, too. The offset is the only order: a key lives in one
-    partition.
+    Out: id string, partition int, outdated boolean, partial boolean (it lacks a value), unmasked
+    boolean (it has a value that the file masks). A key without a living record has a row, too. The
+    offset is the only order: a key lives in one partition.
     """
     living = F.when(F.col("living"), F.col("offset"))
-    states = {"outdated": F.col("outdated"), "partial": F.col("missing").isNotNull()}
+    states = {
+        "outdated": F.col("outdated"),
+        "partial": F.col("missing").isNotNull(),
+        "unmasked": F.col("unmasked") & (F.col("says") == ROW),
+    }
     columns = (
         F.coalesce(F.max_by(state, living), F.lit(False)).alias(name)
         for name, state in states.items()
@@ -371,9 +394,10 @@ def topic_flaws(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Flaw]:
     for topic in present:
         flaws += _shape_flaws(topic, specs[topic], starts[topic], settings[topic]["cleanup.policy"])
     if table.topic in existing:
+        sinks = [sink for sink in pipeline.sinks if table.is_in(sink)]
         requirements = (
             ("tombstones", RETENTION, pipeline.delete_retention_hours),
-            ("superseded records", COMPACTION_LAG, pipeline.changes_kept_s / 3600),
+            ("superseded records", COMPACTION_LAG, pipeline.changes_kept_s(sinks) / 3600),
         )
         for subject, name, required_h in requirements:
             actual_h = int(settings[table.topic][name]) / 3_600_000

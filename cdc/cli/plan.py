@@ -247,22 +247,19 @@ def _views(
     from cdc.postgres.table_survey import tables_in
     from cdc.sink.contract import FitChecker, positions, require_same_shape
 
-    views: dict[str, dict[str, Any]] = {}
-    stored_positions = {}
-    for sink in sinks:
-        try:
-            stored_positions[sink.name] = positions(sink, tables_in([sink.name], tables))
-        except CdcError as error:
-            views[sink.name] = {"": Refusal.of(error)}
-    # After the positions: a run that is at work moves them beyond an end that was read before.
     continuity = Continuity(pipeline, kafka).read(sorted(existing))
+    views: dict[str, dict[str, Any]] = {}
     adapted: list[str] = []
     for sink in sinks:
-        if sink.name not in stored_positions:
+        own = tables_in([sink.name], tables)
+        try:
+            stored_positions = positions(sink, own)
+        except CdcError as error:
+            views[sink.name] = {"": Refusal.of(error)}
             continue
         view = views[sink.name] = {}
-        for table in tables_in([sink.name], tables):
-            stored = stored_positions[sink.name][table.qualified]
+        for table in own:
+            stored = stored_positions[table.qualified]
             view[table.qualified] = stored is not None
             if unheld := refusal_error(table, sink.refusals, sink.name):
                 view[table.qualified] = Refusal.of(unheld)

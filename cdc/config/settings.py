@@ -122,8 +122,8 @@ class Pipeline(Section):
     delete_retention_hours: float = Field(default=168.0, gt=0)
     """How long tombstones stay readable: must exceed the longest outage of a sink."""
     changes_retention_hours: float = Field(default=24.0, ge=0)
-    """How long superseded records stay in the topics of a pipeline whose sinks keep every change:
-    must exceed the longest outage of these.
+    """How long superseded records stay in the topics of tables and views of which a sink keeps every
+    change: must exceed the longest outage of that sink.
     """
     on_error: Literal["quarantine", "stop"] = "quarantine"
     """What a sink does with a record that can't be decoded or held: put it aside and go on, or
@@ -288,10 +288,9 @@ class Pipeline(Section):
             mistake.finding_key = "tables-undecided"
             raise mistake from None
 
-    @property
-    def changes_kept_s(self) -> float:
-        """How long superseded records have to stay in the topics of tables, in seconds."""
-        keeps = any(sink.keeps_changes for sink in self.sinks.values())
+    def changes_kept_s(self, sinks: Collection[str]) -> float:
+        """How long superseded records have to stay, in seconds, in a topic that these sinks have views of."""
+        keeps = any(sink.keeps_changes for name, sink in self.sinks.items() if name in sinks)
         return self.changes_retention_hours * 3600 if keeps else 0.0
 
     @property

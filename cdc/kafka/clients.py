@@ -44,27 +44,22 @@ PAUSE_MS = 10
 """How long a client sleeps that doesn't know yet where a topic is; 100 by default."""
 
 
-class _Plain(SaslMechanismPlain):  # type: ignore[misc]
-    """Reads the password at each connection: the library would keep it for as long as the client."""
+def _reading_password(mechanism: type[Any]) -> type[Any]:
+    """Make a login that reads the password at each connection: the library would keep it for as long as
+    the client.
+    """
 
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**_with_password(config))
+    class Reading(mechanism):  # type: ignore[misc]
+        def __init__(self, **config: Any) -> None:
+            password = secrets.read(config["sasl_plain_password"])
+            super().__init__(**{**config, "sasl_plain_password": password})
 
-
-class _Scram(SaslMechanismScram):  # type: ignore[misc]
-    """The same for SCRAM."""
-
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**_with_password(config))
-
-
-def _with_password(config: dict[str, Any]) -> dict[str, Any]:
-    return {**config, "sasl_plain_password": secrets.read(config["sasl_plain_password"])}
+    return Reading
 
 
-register_sasl_mechanism("PLAIN", _Plain, overwrite=True)
-for _mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
-    register_sasl_mechanism(_mechanism, _Scram, overwrite=True)
+register_sasl_mechanism("PLAIN", _reading_password(SaslMechanismPlain), overwrite=True)
+for _name in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+    register_sasl_mechanism(_name, _reading_password(SaslMechanismScram), overwrite=True)
 
 
 class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]

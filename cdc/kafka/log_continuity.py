@@ -20,6 +20,7 @@ from cdc.config.view_settings import STATE
 from cdc.kafka.ledger import Hole, Ledger
 from cdc.kafka.log_refusals import (
     Discontinued,
+    is_beyond,
     refuse_foreign,
     refuse_gap,
     remaking,
@@ -94,10 +95,11 @@ class Continuity:
         ends = self._kafka.ends(topics)
         settings = self._kafka.settings(topics, (RETENTION, COMPACTION_LAG))
         configured_s = self._pipeline.delete_retention_hours * 3600
+        changes_s = self._pipeline.changes_retention_hours * 3600
         retention: dict[str, float] = {}
         for topic in topics:
             retention[topic] = min(configured_s, int(settings[topic][RETENTION]) / 1000)
-            lag_s = min(self._pipeline.changes_kept_s, int(settings[topic][COMPACTION_LAG]) / 1000)
+            lag_s = min(changes_s, int(settings[topic][COMPACTION_LAG]) / 1000)
             self._compaction_lag_s[topic] = lag_s or HOLES_S
         recent = self._kafka.offsets_since(
             {topic: now - retention[topic] / 2 for topic in topics}, ends
@@ -231,6 +233,10 @@ class Continuity:
             Discontinued: with the view and the command that repairs it. ConnectorError: the log
                 can't be read.
         """
+        if stored and is_beyond(stored.position, self.logs[table.topic].end):
+            # A run at work may have moved the view since the ends were read: only a later end tells.
+            ends = self._kafka.ends(list(self.logs))
+            self.logs = {topic: replace(log, end=ends[topic]) for topic, log in self.logs.items()}
         log = self.logs[table.topic]
         refuse_foreign(self._kafka, sink, table, stored, log.end)
         self.refuse_unfilled(sink, table, stored)

@@ -89,7 +89,7 @@ def refuse_gap(
         )
     elif any(offset < first for offset, first in zip(position.offsets, start.offsets, strict=True)):
         problem = f"has lost records that the view still needs (it starts at {list(start.offsets)})"
-    elif any(offset > last for offset, last in zip(position.offsets, end.offsets, strict=True)):
+    elif is_beyond(position, end):
         problem = f"ends at {list(end.offsets)}, before the view's position {list(position.offsets)}: its log was cut"
     else:
         return
@@ -101,6 +101,12 @@ def refuse_gap(
     raise Discontinued(
         f"{name} {problem}.", kind=kind, rereadable=rereadable, hint=hint, topic=name, sink=sink
     )
+
+
+def is_beyond(position: Position, end: Position) -> bool:
+    """Whether a position is after an end of the same topic."""
+    pairs = zip(position.offsets, end.offsets, strict=False)
+    return position.topic_id == end.topic_id and any(offset > last for offset, last in pairs)
 
 
 def refuse_incomparable(sink: str, table: Table, lag: Distance) -> None:

@@ -4,7 +4,7 @@ In:  the pipeline file. Out: by topic, what `ensure_topics` creates and what `cd
 with.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from cdc.config.settings import Pipeline
 from cdc.model.table import CONTROL_TABLES
@@ -81,19 +81,23 @@ def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[
         pipeline.generations_topic,
         pipeline.runs_topic,
     )
-    lag = (
-        {COMPACTION_LAG: str(int(pipeline.changes_kept_s * 1000))}
-        if pipeline.changes_kept_s
-        else {}
-    )
-    kept = {COMPACTION_LAG: FOREVER_MS}
-    tables = {
-        pipeline.topic(entry.table): {**settings, **(kept if entry.events else lag)}
-        for entry in pipeline.source.tables
-    }
+    tables: dict[str, dict[str, str]] = {}
+    for entry in pipeline.source.tables:
+        listing = [name for name, sink in pipeline.sinks.items() if sink.lists(entry.table)]
+        kept = {COMPACTION_LAG: FOREVER_MS} if entry.events else _lag(pipeline, listing)
+        tables[pipeline.topic(entry.table)] = {**settings, **kept}
     special = {
         **dict.fromkeys(internal, followed),
         **tables,
-        **{pipeline.view_topic(view): {**settings, **lag} for view in pipeline.views},
+        **{
+            pipeline.view_topic(name): {**settings, **_lag(pipeline, view.to)}
+            for name, view in pipeline.views.items()
+        },
     }
     return {topic: special.get(topic, settings) for topic in topics}
+
+
+def _lag(pipeline: Pipeline, sinks: Collection[str]) -> dict[str, str]:
+    """The setting for a topic that these sinks have views of."""
+    kept_s = pipeline.changes_kept_s(sinks)
+    return {COMPACTION_LAG: str(int(kept_s * 1000))} if kept_s else {}

@@ -406,9 +406,15 @@ AUDIT = _kinds(
                 "A view that is made from the log would show these rows as "
                 "before the definition changed."
             ),
+            "records-incomplete/unmasked": (
+                "A view that is made from the log would show these values unmasked."
+            ),
             "topic-unfit/moved": "An older change of these rows may win in a view that is made from the log.",
             "topic-unfit/keyless": "A view that is made from the log would lack these rows.",
             "topic-unfit/foreign": "A view that is made from the log would have rows under keys that are nobody's.",
+        },
+        ("warning", LOG, DivergenceError): {
+            "topic-unfit/unmasked": "Whoever reads the topic finds these values.",
         },
         ("warning", LOG, DecodeError): {
             "records-unreadable": "A rebuild puts these records into quarantine.",

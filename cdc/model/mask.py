@@ -74,6 +74,16 @@ class Mask:
         )
         return f"CASE WHEN {name} IS NOT NULL THEN {cut} END"
 
+    def shows(self, type_: str, value: object) -> bool:
+        """Whether a value in the log is none that this mask writes: it is from before the mask. One that
+        looks like a masked value isn't told from it. NULL and empty texts show nothing.
+        """
+        text = str(value or "")
+        if self.cut:
+            return self.cut < declared_length(type_) and java_length(text) > self.cut
+        form = f"[0-9a-f]{{{hash_length(type_)}}}" if self.hash else re.escape("*" * STARS)
+        return bool(text) and not re.fullmatch(form, text)
+
     def placeholder(self, type_: str, text: str) -> str | None:
         """What the mask makes of the placeholder in a column of this type; None if it doesn't matter."""
         if self.cut and self.cut < declared_length(type_):
@@ -81,6 +91,11 @@ class Mask:
         if not self.hash:
             return None
         return sha256((self.hash + text).encode()).hexdigest()[: hash_length(type_)]
+
+
+def java_length(text: str) -> int:
+    """The characters of a text as Java counts them: those beyond U+FFFF twice."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def hash_length(type_: str) -> int:

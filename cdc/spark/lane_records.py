@@ -307,4 +307,6 @@ def _tasks_at_most(spark: SparkSession) -> int:
 
 @cache
 def _cores(spark: SparkSession) -> int:
-    return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    from cdc.spark.session import SHUFFLE_PARTITIONS
+
+    return int(spark.conf.get(SHUFFLE_PARTITIONS) or 1)

@@ -4,7 +4,6 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import zipfile
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, SparkFiles
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -22,6 +21,7 @@ from cdc.errors import SparkError
 from cdc.model import jvm_options
 from cdc.spark.python_worker import DAEMON, MODULES
 
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 SETTINGS = {
     # Delta.
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -88,6 +88,7 @@ SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
 }
 LOCAL = {
+    SHUFFLE_PARTITIONS: str(os.cpu_count() or 2),
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": os.environ.get("SPARK_DRIVER_MEMORY", "1g"),
@@ -167,6 +168,7 @@ def session(
             spark.sparkContext.setLogLevel("FATAL")
             spark.sparkContext.addPyFile(str(_archive()))
             _await_executor(spark)
+            _set_shuffle_partitions(spark)
     except Py4JError as error:
         raise _start_error(master, error) from error
     return spark
@@ -174,9 +176,7 @@ def session(
 
 def settings_for(master: str, jars: Sequence[Path], modules: Sequence[str]) -> dict[str, str]:
     """Spark's settings for a master; only a local driver keeps to the loopback address."""
-    tasks = str(os.cpu_count() or 2)
     settings_of_process = {
-        "spark.sql.shuffle.partitions": tasks,
         "spark.jars": ",".join(map(str, jars)),
         "spark.driver.extraJavaOptions": shlex.join(
             [QUIET, *jvm_options.default_options(), *archive_options()]
@@ -240,6 +240,15 @@ def _await_executor(spark: SparkSession) -> None:
                 " spark.cores.max doesn't deny it; does an executor fail? see the workers' logs",
             )
         time.sleep(0.1)
+
+
+def _set_shuffle_partitions(spark: SparkSession) -> None:
+    """Shuffle into as many partitions as the application may have slots, unless the user has set a number."""
+    context = spark.sparkContext
+    conf = context.getConf()
+    if not conf.contains(SHUFFLE_PARTITIONS):
+        slots = conf.get("spark.cores.max") or context.defaultParallelism
+        spark.conf.set(SHUFFLE_PARTITIONS, str(slots))
 
 
 def _quiet_gateway(conf: SparkConf) -> Any:
@@ -323,7 +332,8 @@ def _archive() -> Path:
     """Pack the package into one zip, for workers that don't have it; client libraries come with the
     worker's own Python.
     """
-    path = Path(tempfile.mkdtemp(prefix="cdc-ship-")) / SHIPPED
+    # Spark's own folder, which its process removes when it ends, however the driver ended.
+    path = Path(SparkFiles.getRootDirectory()) / SHIPPED
     package = Path(__file__).parents[1]
     with zipfile.ZipFile(path, "w") as archive:
         # In a checkout the folders of destinations are links, which `rglob` doesn't follow.

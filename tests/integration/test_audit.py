@@ -15,6 +15,7 @@ from cdc.config.settings import Pipeline
 from cdc.errors import DivergenceError
 from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
+from cdc.model.mask import Mask
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Projection, Table
 from cdc.sinks.delta.sink import Delta
@@ -105,6 +106,17 @@ UNREADABLE: Planted = [
     (key(7), {"op": "z"}, 1),
     (key(8), enveloped("u", None, {"id": "eight", "v": None, "w": None}, 500), 0),
 ]
+UNMASKED: Planted = [
+    row(1, "clear"),
+    row(1, "********"),
+    row(2, "clear"),
+    row(3, "clear"),
+    (key(3), enveloped("d", {"id": 3, "v": "clear"}, None, 500), 1),
+    (key(3), None, 1),
+    # From before the TRUNCATE, but still there to read.
+    row(5, "clear", lsn=50),
+    row(6, "********", w="clear"),
+]
 Change = Callable[["Broker", str], object]
 
 
@@ -115,9 +127,11 @@ class Broker:
         self.producer = kafka.KafkaProducer(bootstrap_servers=shop.kafka, acks="all")
 
     def table(self, name: str) -> Table:
+        mask = Mask(redact=True) if name == "unmasked" else None
         columns = (
             Column("id", "integer"),
-            *(Column(name, "text") for name in ("v", "w", "more")),
+            Column("v", "text", mask=mask),
+            *(Column(name, "text") for name in ("w", "more")),
         )
         return Table("public", name, columns, ("id",), self.shop.topic(f"public.{name}"))
 
@@ -206,6 +220,7 @@ DEFECTS: dict[str, tuple[Planted, Change | None, dict[str, tuple[int, tuple[str,
     "clean": (CLEAN, None, {}),
     "unknown": (UNKNOWN, None, {"records-incomplete/values": (5, ("11", "12", "13", "14", "15"))}),
     "outdated": (OUTDATED, None, {"records-incomplete/outdated": (2, ("1", "4"))}),
+    "unmasked": (UNMASKED, None, {"topic-unfit/unmasked": (5, ()), "records-incomplete/unmasked": (1, ("2",))}),
     "foreign": (FOREIGN, None, {"topic-unfit/foreign": (4, ())}),
     "keyless": (CLEAN, Broker.without_keys, {"topic-unfit/keyless": (2, ())}),
     "moved": (MOVED, None, {"topic-unfit/moved": (2, ("1", "6"))}),

@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,8 +22,12 @@ from cdc.kafka.log_reader import OffsetRange, read_records
 from cdc.kafka.topics import Topics
 from cdc.kafka.transactions import Outgoing, TransactionalWriter, find_open
 from cdc.model.login import Address
-from tests.support.secured import PASSWORD, SecuredBroker, secured_broker, unsigned_token
+from cdc.spark import kafka_source
+from tests.support.secured import PASSWORD, SecuredBroker, secured_broker
 from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # kafka-python leaves the sockets of refused handshakes to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -41,7 +45,7 @@ def broker() -> Iterator[SecuredBroker]:
 
 
 @pytest.fixture(scope="module")
-def token_url() -> Iterator[str]:
+def token_url(broker: SecuredBroker) -> Iterator[str]:
     """A server that gives tokens to one client."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -52,7 +56,7 @@ def token_url() -> Iterator[str]:
             self.send_header("content-type", "application/json")
             self.end_headers()
             answer = {
-                "access_token": unsigned_token("shop"),
+                "access_token": broker.token("shop"),
                 "token_type": "bearer",
                 "expires_in": 300,
             }
@@ -111,10 +115,17 @@ def test_every_client_logs_in(broker: SecuredBroker, mechanism: str) -> None:
     assert use(sent, f"shop.{mechanism}.{uuid.uuid4().hex}") == [b"1", b"2"]
 
 
-def test_every_client_logs_in_by_a_token(broker: SecuredBroker, token_url: str) -> None:
+def test_every_client_logs_in_by_a_token(
+    broker: SecuredBroker, token_url: str, spark: "SparkSession"
+) -> None:
+    """Spark's client, too, which `topics audit` and `verify` read with."""
     by_token = {"token_url": token_url, "client_id": "shop", "client_secret": "a secret"}
     brokers = settings(broker, "OAUTHBEARER", user=None, password=None, **by_token).address
-    assert use(brokers, f"shop.token.{uuid.uuid4().hex}") == [b"1", b"2"]
+    topic = f"shop.token.{uuid.uuid4().hex}"
+    assert use(brokers, topic) == [b"1", b"2"]
+    with Topics(brokers) as topics:
+        records = kafka_source.read_until(spark, brokers, topics.ends([topic]))
+    assert {bytes(row["value"]) for row in records.collect()} == {b"1", b"2"}
     refused = settings(
         broker, "OAUTHBEARER", user=None, password=None, **by_token | {"client_secret": "?"}
     )

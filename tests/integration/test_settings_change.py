@@ -4,6 +4,7 @@ are sent again.
 
 import json
 from collections import Counter
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -11,6 +12,8 @@ import psycopg
 import pytest
 
 from cdc.capture.configuration import placeholder
+from cdc.codec.decode_options import DecodeOptions
+from cdc.codec.log_rows import RecordClassifier
 from cdc.codec.record import RecordDecoder, Unreadable
 from cdc.codec.table import codec
 from cdc.control import registrations
@@ -24,6 +27,7 @@ from cdc.postgres import table_survey
 from cdc.postgres.row_query import row_query
 from cdc.postgres.snapshot_request import resend
 from cdc.verify.row_equality import comparable
+from tests.support.envelopes import PLACEHOLDER
 from tests.support.pipelines import NO_SOURCE, pipeline
 from tests.support.shop import Shop, read_records
 from tests.support.wait import wait_until
@@ -192,6 +196,13 @@ def differing(shop: Shop, table: Table) -> dict[str, str | None]:
     }
 
 
+def unmasked(shop: Shop, table: Table) -> int:
+    """How many records have values that an audit sees are not masked so."""
+    classifier = RecordClassifier(table, DecodeOptions(PLACEHOLDER), ())
+    records = read_records(shop.kafka, table.topic)
+    return sum(classifier.classify(each.key, each.value, 0, 0).unmasked for each in records)
+
+
 def in_cache(shop: Shop, captured: dict[str, Any], entry: dict[str, Any]) -> Table:
     """The table as a cache has it, by this entry of its list."""
     listed = [{"table": captured["table"], **entry}]
@@ -226,7 +237,14 @@ def test_masked_values_are_what_postgres_computes(
     insert()
     count = len(TEXTS)
     wait_until(lambda: len(masked.rows("shop.people")) == 2 * count, 20, "the stream")
-    assert differing(masked, masked.table("shop.people")) == {}
+    people_table = masked.table("shop.people")
+    assert differing(masked, people_table) == {}
+    assert unmasked(masked, people_table) == 0
+    redacted = [
+        replace(column, mask=column.mask and Mask(redact=True)) for column in people_table.columns
+    ]
+    # Of the row without texts nothing is hashed or cut.
+    assert unmasked(masked, replace(people_table, columns=tuple(redacted))) == 2 * (count - 1)
     # A sink's condition judges them too, also of columns that the sink hasn't, or calls otherwise.
     for entry, rows in SINK_ENTRIES:
         view = in_cache(masked, {"table": "shop.people", "mask": MASKS}, entry)

@@ -27,6 +27,7 @@ from cdc.kafka.topic_specs import topic_specs
 from cdc.kafka.topics import PATIENCE_S, TOPICS_AT_ONCE, Topics, TopicsPool
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
+from cdc.observe.topic_report import read_topics
 from cdc.rebuild.build import Rebuild
 from cdc.sink.contract import Sink
 from cdc.sinks.memory import Memory
@@ -331,6 +332,36 @@ def test_a_table_of_the_state_is_read_again_once_its_topic_has_all_rows(
     write(heartbeats, "pipeline", held_up, "r")
     topics.write(signals, [(json.dumps({"id": beside}).encode(), None)])
     assert not is_refused()
+
+
+def test_a_run_that_moves_a_view_meanwhile_makes_no_log_look_cut(
+    topics: Topics, shop: Pipeline
+) -> None:
+    """Ends are read before positions, which may be of records written since."""
+    ensure_topics(topics, shop)
+    orders = table(shop.topic("public.orders"), "orders")
+
+    def apply_what_comes() -> ViewCheckpoint:
+        topics.write(orders.topic, [(b"1", b"{}")])
+        return ViewCheckpoint(topics.ends([orders.topic])[orders.topic])
+
+    continuity = Continuity(shop, topics).read([orders.topic])
+    moved = apply_what_comes()
+    assert continuity.resume("cache", orders, moved) is moved
+    # As `status` does.
+    with closing(TopicsPool()) as pool:
+        report = read_topics(
+            shop,
+            {"cache": [orders]},
+            lambda: {"cache": {orders.topic: apply_what_comes()}},
+            pool,
+        )
+    (view,) = report.views["cache"]
+    assert (view.problem, view.lag_records) == (None, 0)
+    first, *others = moved.position.offsets
+    ahead = replace(moved, position=replace(moved.position, offsets=(first + 9, *others)))
+    with pytest.raises(Discontinued, match="its log was cut"):
+        continuity.refuse("cache", orders, ahead)
 
 
 def test_a_state_that_a_floor_empties_waits_for_the_rows_that_were_requested_with_it(

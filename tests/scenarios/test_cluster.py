@@ -1,6 +1,8 @@
 """A standalone Spark cluster: its nodes have nothing of the driver's host but what the documentation names."""
 
+import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,6 +18,15 @@ from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
+
+WITH_SPARK = """
+import json, sys
+from tests.support.verbs import run_with_spark
+from pyspark.sql import SparkSession
+ended = [run_with_spark(words) for words in json.loads(sys.argv[1])]
+partitions = SparkSession.getActiveSession().conf.get("spark.sql.shuffle.partitions")
+print(json.dumps({"verbs": [[one.returncode, one.stdout, one.stderr] for one in ended], "partitions": partitions}))
+"""
 
 
 @contextmanager
@@ -62,6 +73,9 @@ def test_a_cluster_goes_on_without_an_executor_and_without_a_worker(
         for name, value in spark.environment.items():
             monkeypatch.setenv(name, value)
         master = ("--master", spark.url)
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
+        monkeypatch.setenv("TMPDIR", str(temporary))
         with world.process(*master):
             world.settle()
             assert_python_is_sent(spark)
@@ -79,9 +93,26 @@ def test_a_cluster_goes_on_without_an_executor_and_without_a_worker(
             world.sql(insert.format(501, 600))
             world.settle()
         # On the node that is left. A rebuild compares what it has made before readers see it.
-        command = world.command("rebuild", "search", *master)
-        ended = subprocess.run(command, check=False, capture_output=True, text=True)
+        verbs = [
+            world.words("rebuild", "search", *master),
+            world.words("verify", "--json", *master),
+        ]
+        command = [sys.executable, "-c", WITH_SPARK, json.dumps(verbs)]
+        with closing(redis.Redis.from_url(world.cache)) as server:
+            lost = f"{world.name}:public.items:501"
+            row = server.get(lost)
+            assert row
+            server.delete(lost)
+            ended = subprocess.run(command, check=False, capture_output=True, text=True)
+            server.set(lost, row)
         assert ended.returncode == 0, ended.stderr
+        answer = json.loads(ended.stdout.splitlines()[-1])
+        rebuilt, verified = answer["verbs"]
+        assert rebuilt[0] == 0, rebuilt
+        missing = {part["sink"]: part["missing"] for part in json.loads(verified[1])["views"]}
+        assert (verified[0], missing) == (8, {"search": 0, "cache": 1, "warehouse": 0})
+        assert answer["partitions"] == "2"
+        assert list(temporary.iterdir()) == []
     world.assert_equal()
 
 

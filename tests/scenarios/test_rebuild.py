@@ -24,7 +24,7 @@ from cdc.rebuild import build as rebuilding
 from cdc.rebuild.build import keep_current, only_tables
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
-from tests.support import readers, writer
+from tests.support import http, readers, writer
 from tests.support.bad_records import produce
 from tests.support.budget import SCALE
 from tests.support.load import load
@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
 SINKS = ("search", "cache", "warehouse")
+MAPPING = (
+    "{analysis: {filter: {no_row: {type: stop, stopwords: [row]}},"
+    " analyzer: {names: {tokenizer: standard, filter: [lowercase, no_row]}}},"
+    " fields: {name: {analyzer: names}}}"
+)
+"""With it a search for `row` finds nothing."""
 RATE = 300.0 if SCALE > 1 else 100.0
 """Changes a second while views are rebuilt."""
 OLDEST_S = 6.0
@@ -84,9 +90,30 @@ def generations(world: "World") -> dict[str, int]:
     return {sink.name: len(sink.generations(table)) for sink in world.sinks}
 
 
+def found(world: "World") -> int:
+    """Count the rows with `row` in their names, as a search finds them."""
+    url = f"{world.stack.endpoints.elasticsearch}/{world.name}-public.busy/_count"
+    query = {"query": {"match": {"name": "row"}}}
+    return int(http.post(url, json=query).raise_for_status().json()["count"])
+
+
+def ask_for_another_mapping(world: "World") -> None:
+    """Until the rebuild the index stays as it was made, and goes on: also when `cdc run` reads the file."""
+    text = world.file.read_text()
+    world.file.write_text(text.replace("partitions: 2", f"partitions: 2, index: {MAPPING}"))
+    world.sql("ALTER TABLE busy ADD COLUMN note text", "UPDATE busy SET note = 'new' WHERE id = 1")
+    world.settle()
+    assert found(world) > 0
+    planned = " ".join(world.cdc("plan").stdout.split())
+    assert "was made with other fields than the file asks for now: name." in planned
+    assert "cdc -p FILE rebuild search --table public.busy" in planned
+    # The other views are current. Their positions move while `plan` looks.
+    assert planned.count("refused") == 1
+
+
 def test_readers_notice_nothing(world: "World") -> None:
-    """Each view is rebuilt, and rolled back and forth, while all are written and read. What is kept outlives
-    crashes.
+    """Each view is rebuilt, and rolled back and forth, while all are written and read; the index gets another
+    mapping. What is kept outlives crashes.
     """
     begin(world)
     places = {
@@ -99,12 +126,15 @@ def test_readers_notice_nothing(world: "World") -> None:
         with pulse(world), writer.writing(world.dsn, RATE):
             world.settle()
             with readers.reading(places) as readings:
+                ask_for_another_mapping(world)
                 for name in SINKS:
                     print(name, "rebuilt", rebuilt(world, name))
                     took[name] = []
-                    for _ in ("back", "forward"):
+                    for way in ("back", "forward"):
                         world.settle(sinks=[name])
                         took[name].append(round(world.rollback(name), 2))
+                        if name == "search":
+                            assert (found(world) == 0) is (way == "forward")
         world.settle()
     print(took, readings, sep="\n")
     assert {
@@ -116,6 +146,7 @@ def test_readers_notice_nothing(world: "World") -> None:
         assert {name: age for name, age in ages.items() if age > OLDEST_S} == {}
         assert {name: ways for name, ways in took.items() if max(ways) > BACK_S} == {}
     world.assert_equal()
+    assert world.cdc("plan").stdout == "nothing to do\n"
     outlive_crashes(world)
 
 

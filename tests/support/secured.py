@@ -22,6 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from cdc.compose import artifacts, host, process
 from cdc.compose.authority import Authority
@@ -48,21 +50,17 @@ listener.name.login.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OA
 listener.name.login.plain.sasl.jaas.config={logins}.plain.PlainLoginModule required user_shop={password};
 listener.name.login.scram-sha-256.sasl.jaas.config={logins}.scram.ScramLoginModule required;
 listener.name.login.scram-sha-512.sasl.jaas.config={logins}.scram.ScramLoginModule required;
-listener.name.login.oauthbearer.sasl.jaas.config={logins}.oauthbearer.OAuthBearerLoginModule required \
-  unsecuredLoginStringClaim_sub="broker";
+listener.name.login.oauthbearer.sasl.jaas.config={logins}.oauthbearer.OAuthBearerLoginModule required;
+listener.name.login.oauthbearer.sasl.server.callback.handler.class=\
+  {logins}.oauthbearer.OAuthBearerValidatorCallbackHandler
+listener.name.login.oauthbearer.sasl.oauthbearer.jwks.endpoint.url=file://{folder}/keys.json
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS
 """
 
 
-def unsigned_token(user: str, lives_s: float = 3600) -> str:
-    """A token that a broker without settings for OAUTHBEARER takes."""
-    now = time.time()
-    parts = ({"alg": "none"}, {"sub": user, "iat": now, "exp": now + lives_s})
-    encoded = (
-        base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts
-    )
-    return ".".join(encoded) + "."
+def encoded(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
 class SecuredBroker:
@@ -80,9 +78,27 @@ class SecuredBroker:
         self.plain = f"127.0.0.1:{self.ports[Kafka.name]}"
         self.tls = f"localhost:{self.ports['tls']}"
         self.login = f"localhost:{self.ports['login']}"
+        self._token_key = rsa.generate_private_key(65537, 2048)
+
+    def token(self, user: str, lives_s: float = 3600) -> str:
+        """A signed token that the broker takes."""
+        now = time.time()
+        claims = {"sub": user, "scope": "kafka", "iat": now, "exp": now + lives_s}
+        parts = ({"alg": "RS256", "kid": "test"}, claims)
+        text = ".".join(encoded(json.dumps(part).encode()) for part in parts)
+        signature = self._token_key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256())
+        return f"{text}.{encoded(signature)}"
+
+    def _write_token_keys(self) -> None:
+        numbers = self._token_key.public_key().public_numbers()
+        modulus = encoded(numbers.n.to_bytes(256))
+        key = {"kty": "RSA", "kid": "test", "alg": "RS256", "n": modulus, "e": "AQAB"}
+        (self.folder / "keys.json").write_text(json.dumps({"keys": [key]}))
 
     def start(self) -> None:
         self._server.prepare(self._dirs)
+        self._write_token_keys()
+        allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls=file://{self.folder}/keys.json"
         properties = self._dirs.conf / "server.properties"
         quoted = PASSWORD.replace("\\", "\\\\").replace('"', '\\"').replace("\\", "\\\\")
         added = SETTINGS.format(
@@ -99,7 +115,7 @@ class SecuredBroker:
             self._server.command(self._dirs),
             home=self._dirs.home,
             log=self._dirs.log,
-            env=self._server.environment(self._dirs),
+            env={**self._server.environment(self._dirs), "JAVA_TOOL_OPTIONS": allowed},
             user=None,
         )
         wait_until(lambda: self._server.ready(self.ports), START_S, "the broker")

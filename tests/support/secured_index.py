@@ -24,11 +24,8 @@ xpack.security.transport.ssl:
   {enabled: true, verification_mode: certificate, key: tls.key, certificate: tls.pem, certificate_authorities: [ca.pem]}
 resource.reload.interval.high: 1s
 """
-ROLES = (
-    "node.roles: [master, data]\ncluster.initial_master_nodes: [es-1]\n",
-    "node.roles: [data]\n",
-)
-"""The first node alone can be the master, so that the cluster outlives the second one."""
+NAMES = ("es-1", "es-2", "es-3")
+"""Each has data and may be the master."""
 USER = "shop"
 PASSWORD = "let-me-in-4711"
 ADMIN = "admin"
@@ -78,9 +75,9 @@ class SecuredIndex:
         self.nodes = [Node(name, folder, ports) for name in names]
         self.urls = tuple(node.url for node in self.nodes)
         seeds = [f"127.0.0.1:{ports[_transport(name)]}" for name in names]
-        text = f"discovery.seed_hosts: {json.dumps(seeds)}\n{SETTINGS}"
-        for node, roles in zip(self.nodes, ROLES, strict=False):
-            self._prepare(node, text + roles)
+        masters = f"cluster.initial_master_nodes: {json.dumps(names)}"
+        for node in self.nodes:
+            self._prepare(node, f"discovery.seed_hosts: {json.dumps(seeds)}\n{masters}\n{SETTINGS}")
         self.set_users(PASSWORD)
         self.set_rights(RIGHTS)
 
@@ -127,6 +124,22 @@ class SecuredIndex:
         for node in self.nodes:
             _replace(node, "roles.yml", json.dumps({USER: rights}))
 
+    def wait_for_rights(self) -> None:
+        """Wait until every node gives USER its rights: a request may be carried out on several."""
+        asked = {"cluster": RIGHTS["cluster"], "index": RIGHTS["indices"]}
+
+        def are_given(url: str) -> bool:
+            answer = httpx.post(
+                f"{url}/_security/user/_has_privileges",
+                json=asked,
+                auth=(USER, PASSWORD),
+                verify=False,
+                timeout=60,
+            )
+            return answer.is_success and bool(answer.json()["has_all_requested"])
+
+        wait_until(lambda: all(map(are_given, self.urls)), 60, "every node to know the rights")
+
     def client(self, node: int = 0) -> httpx.Client:
         """Return a client of a node that may do everything."""
         return httpx.Client(
@@ -135,6 +148,12 @@ class SecuredIndex:
             verify=False,
             timeout=60,
         )
+
+    def master(self) -> Node:
+        """Return the node that the cluster has elected."""
+        with self.client() as client:
+            name = client.get("/_cat/master?h=node").raise_for_status().text.strip()
+        return next(node for node in self.nodes if node.name == name)
 
     def wait_for_nodes(self, node: int = 0, count: int = 0) -> None:
         """Wait until a node is in a cluster of so many, all of them if 0, and every index is whole."""
@@ -165,11 +184,11 @@ def _transport(name: str) -> str:
 
 @contextmanager
 def secured_index() -> Iterator[SecuredIndex]:
-    """A new cluster of two nodes, whose users and files are its own."""
+    """A new cluster of three nodes, whose users and files are its own."""
     folder = Path(tempfile.mkdtemp(prefix="cdc-index-"))
     # Root's servers run as another user.
     folder.chmod(0o755)
-    index = SecuredIndex(folder, trustme.CA(), ["es-1", "es-2"])
+    index = SecuredIndex(folder, trustme.CA(), NAMES)
     try:
         for node in index.nodes:
             node.start()

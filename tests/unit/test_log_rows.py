@@ -24,6 +24,7 @@ from cdc.codec.log_rows import (
     RecordClassifier,
     RecordSummary,
 )
+from cdc.model.mask import Mask
 from cdc.model.table import Column, Projection, Table
 from tests.support import twin
 from tests.support.budget import budget
@@ -109,13 +110,13 @@ def test_a_row_from_before_its_definition_is_outdated() -> None:
 
 
 def test_which_values_a_row_has() -> None:
-    assert summary_of(event(v=MASK))[-2:] == (["v"], ["id", "w"])
-    assert summary_of(event(new="x"))[-2:] == (None, ["id", "new", "v", "w"])
-    assert summary_of(event(new=MASK))[-2:] == (["new"], None)
+    assert summary_of(event(v=MASK))[-3:-1] == (["v"], ["id", "w"])
+    assert summary_of(event(new="x"))[-3:-1] == (None, ["id", "new", "v", "w"])
+    assert summary_of(event(new=MASK))[-3:-1] == (["new"], None)
     short = packed({"op": "u", "after": {"id": 1, "v": None}})
-    assert summary_of(short)[-2:] == (None, ["id", "v"])
+    assert summary_of(short)[-3:-1] == (None, ["id", "v"])
     for value in ("x", MASK):
-        assert summary_of(event(old=value), table=items(reshaped=True))[-2:] == (None, None)
+        assert summary_of(event(old=value), table=items(reshaped=True))[-3:-1] == (None, None)
 
 
 def test_the_warehouse_holds_less() -> None:
@@ -128,6 +129,29 @@ def test_the_warehouse_holds_less() -> None:
     assert summary_of(value, table=without, warehouse=True).says == ROW
     misfit = packed({"op": "u", "after": {"id": 1, "n": "1", "m": "x"}})
     assert summary_of(misfit, table=without, warehouse=True).says == UNREADABLE
+
+
+@pytest.mark.parametrize(
+    ("mask", "type_", "masked", "clear"),
+    [
+        (Mask(redact=True), "text", "*" * 8, "*" * 7),
+        (Mask(hash="s"), "text", "0a" * 32, "0A" * 32),
+        (Mask(hash="s"), "character varying(20)", "0a" * 10, "0a" * 32),
+        (Mask(cut=4), "character(9)", "ab\U0001f600", "abcd\ud83d"),
+        (Mask(cut=4), "character varying(4)", "abcd", None),
+    ],
+)
+def test_what_a_mask_did_not_write(mask: Mask, type_: str, masked: str, clear: str | None) -> None:
+    columns = (Column("id", "bigint"), Column("n", type_, mask=mask, renamed_from="v"))
+    table = Table("public", "items", columns, ("id",), "t.public.items")
+    for value, is_clear in ((masked, False), (None, False), ("", False), (clear, bool(clear))):
+        image = {"id": 1, "v": value}
+        for op, before, after in (("u", None, image), ("d", image, None)):
+            # With ASCII alone, as half of a character has no other form.
+            record = json.dumps(envelope(op, before, after)).encode()
+            assert summary_of(record, table=table).unmasked == is_clear, (value, op)
+            assert summary_of(record, table=table, starts=[6]).unmasked == is_clear
+    assert not summary_of(b"no json", table=table).unmasked
 
 
 def test_a_looker_can_be_sent_to_a_worker() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from cdc.config import settings, sink_kinds
 from cdc.errors import SettingsError
+from cdc.kafka.topic_specs import COMPACTION_LAG, topic_settings
 from cdc.sink import factory
 
 TOY = '''
@@ -89,8 +90,21 @@ def test_it_is_accepted_and_built(tmp_path: Path) -> None:
         "cache": 0.2,
         "archive": 60.0,
     }
-    assert pipeline.changes_kept_s == 24 * 3600
     assert factory.build(pipeline, "archive") == ("archive", "shop", 2)  # type: ignore[comparison-overlap]
+
+
+def test_superseded_records_stay_where_a_sink_keeps_every_change(tmp_path: Path) -> None:
+    text = FILE.replace("tables: [public.orders]", "tables: [public.orders, public.lines]")
+    some = text.replace("drawer: 2", "drawer: 2, tables: [public.orders]")
+    for written, expected in ((text, {"orders", "lines"}), (some, {"orders"})):
+        pipeline = load(tmp_path, written)
+        topics = [pipeline.topic(f"public.{name}") for name in ("orders", "lines")]
+        kept = {
+            topic.rpartition(".")[2]: found[COMPACTION_LAG]
+            for topic, found in topic_settings(pipeline, topics).items()
+            if COMPACTION_LAG in found
+        }
+        assert kept == dict.fromkeys(expected, str(24 * 3_600_000))
 
 
 @pytest.mark.parametrize(
