@@ -23,8 +23,7 @@ from cdc.sink.lane import (
     Verdicts,
     Writer,
 )
-from cdc.sinks.redis.exchange import Exchange, exchanged_key
-from cdc.sinks.redis.scripts import APPLY, EXCHANGE_ROWS
+from cdc.sinks.redis.scripts import APPLY
 
 CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
 """Size of a Lua call: it takes a few milliseconds, during which the server serves nobody else."""
@@ -41,8 +40,6 @@ class PendingAdvance(NamedTuple):
     """Further fields that are stored with the position: field, value, ..."""
     takeover: int = 0
     """Number of the takeover by this writer. Where it is less, the server has gone back."""
-    exchange: Exchange | None = None
-    """The exchange of generations that isn't complete yet."""
 
     def arguments(self, *values: str | int | bytes) -> list[str | int | bytes]:
         """Build ARGV of `APPLY` and `FINISH`."""
@@ -138,11 +135,9 @@ class RedisWriter(ChunkWriter):
         """Read documents with one MGET, then how far this writer has moved the position.
 
         An earlier try of the task may have moved it past some of these rows: they are SUPERSEDED.
-        So are those that come with an exchange of generations.
         """
         pending = self.pending[part.topic]
         keys = self._keys(part, [row.id for row in rows])
-        self._exchange(part, keys)
         position = position_key(self.prefix, part.advance.table.qualified)
         try:
             with client(self.url).pipeline(transaction=False) as pipeline:
@@ -160,14 +155,11 @@ class RedisWriter(ChunkWriter):
         moved_to = int(offset or 0) if (topic_id, writer, generation or "") == own else 0
         # A repair reads records from below the position; those are none of another try.
         written = [row.id for row in rows if part.view_offset <= row.offset < moved_to]
-        written += [row.id for row in rows if self._is_ahead(part, row)]
         return documents | dict.fromkeys(written, SUPERSEDED)
 
     def _call(
         self, part: Part, pending: PendingAdvance, rows: Sequence[FoldedRow], start: int, end: int
     ) -> Sequence[str]:
-        self._exchange(part, self._keys(part, [row.id for row in rows]))
-        rows = [row for row in rows if not self._is_ahead(part, row)]
         keys = [
             position_key(self.prefix, part.advance.table.qualified),
             *self._keys(part, [row.id for row in rows]),
@@ -181,23 +173,6 @@ class RedisWriter(ChunkWriter):
         except redis.exceptions.RedisError as error:
             raise self._failure(part, error) from None
         return answer
-
-    def _exchange(self, part: Part, keys: Sequence[str]) -> None:
-        """Exchange rows with the other generation's before this one's are read or written."""
-        if (current := self.pending[part.topic].exchange) is None:
-            return
-        position = position_key(self.prefix, part.advance.table.qualified)
-        try:
-            client(self.url).register_script(EXCHANGE_ROWS)(
-                keys=[position, exchanged_key(position), *keys],
-                args=(current.mark, current.live, current.other),
-            )
-        except redis.exceptions.RedisError as error:
-            raise self._failure(part, error) from None
-
-    def _is_ahead(self, part: Part, row: FoldedRow) -> bool:
-        current = self.pending[part.topic].exchange
-        return current is not None and current.is_ahead(part.partition, row.offset)
 
     def _keys(self, part: Part, ids: Sequence[str]) -> list[str]:
         prefix = view_key(self.prefix, part.advance.table.qualified)

@@ -111,8 +111,8 @@ return 1
 """
 )
 
-# Exchanges positions; rows follow by `EXCHANGE_ROWS`. The rest of ARGV: the mark of this exchange, then
-# as JSON what else the positions that readers see say meanwhile: [{key, fields}].
+# Exchanges positions; rows follow by `EXCHANGE_SOME`. The rest of ARGV: the mark of this exchange, then
+# as JSON the offsets that readers are told meanwhile, as JSON: [{key, shown}].
 EXCHANGE_POSITIONS = (
     UNMOVED
     + """
@@ -128,21 +128,20 @@ for _, begun in ipairs(cjson.decode(ARGV[5])) do
     redis.call('HSET', begun.key, 'exchange', ARGV[4], unpack(positions[3 - place]))
   end
   redis.call('SELECT', ARGV[1])
-  for field, value in pairs(begun.fields) do redis.call('HSET', begun.key, field, value) end
+  redis.call('HSET', begun.key, 'shown', begun.shown)
 end
 return 1
 """
 )
 
 # Exchanges rows that haven't changed places yet, each with the row of the same key in the other database.
-# `is_written` counts equal rows as exchanged, too: they are about to be written. KEYS: position, the
-# set of rows that are exchanged. ARGV: the mark of the exchange, the database that readers see, the
-# other one. -1 when that exchange is over.
+# KEYS: position, the set of rows that are exchanged. ARGV: the mark of the exchange, the database that
+# readers see, the other one. -1 when that exchange is over.
 EXCHANGING = """
 redis.call('SELECT', ARGV[2])
 if redis.call('HGET', KEYS[1], 'exchange') ~= ARGV[1] then return -1 end
 local bytes = 0
-local function change_places(rows, is_written)
+local function change_places(rows)
   if #rows == 0 then return end
   redis.call('SELECT', ARGV[3])
   local there = redis.call('MGET', unpack(rows))
@@ -155,27 +154,17 @@ local function change_places(rows, is_written)
   for i, row in ipairs(rows) do
     local differs = here[i] ~= there[i]
     bytes = bytes + #(here[i] or '')
-    local is_due = (differs or is_written) and redis.call('SISMEMBER', KEYS[2], row) == 0
-    if is_due then marks[#marks + 1] = row end
-    if is_due and differs then put(i, there[i]) else here[i] = nil end
+    if differs and redis.call('SISMEMBER', KEYS[2], row) == 0 then
+      marks[#marks + 1] = i
+      put(i, there[i])
+    end
   end
-  if #marks > 0 then redis.call('SADD', KEYS[2], unpack(marks)) end
+  for _, i in ipairs(marks) do redis.call('SADD', KEYS[2], rows[i]) end
   redis.call('SELECT', ARGV[3])
-  for i = 1, #rows do
-    if here[i] ~= nil then put(i, here[i]) end
-  end
+  for _, i in ipairs(marks) do put(i, here[i]) end
   redis.call('SELECT', ARGV[2])
 end
 """
-
-# Further KEYS: rows that are written next.
-EXCHANGE_ROWS = (
-    EXCHANGING
-    + """
-change_places({unpack(KEYS, 3)}, true)
-return 1
-"""
-)
 
 # The rest of ARGV: a database, the pattern of keys of rows there, a cursor of SCAN, and a count of keys.
 # First comes the database that readers see, so that in the other one only rows without a counterpart are
@@ -193,7 +182,7 @@ if ARGV[4] ~= ARGV[2] then
     if redis.call('EXISTS', row) == 0 then rows[#rows + 1] = row end
   end
 end
-change_places(rows, false)
+change_places(rows)
 return {found[1], bytes}
 """
 )
@@ -205,15 +194,7 @@ SETTLE = (
     EXCHANGING
     + """
 if ARGV[4] ~= '' and not string.find(redis.call('INFO', 'server'), ARGV[4], 1, true) then return 0 end
-local function below(a, b) return #a < #b or (#a == #b and a < b) end
-local ahead = cjson.decode(redis.call('HGET', KEYS[1], 'ahead') or '[]')
-for i, offset in ipairs(ahead) do
-  local partition = tostring(i - 1)
-  if below(redis.call('HGET', KEYS[1], partition) or '0', offset) then
-    redis.call('HSET', KEYS[1], partition, offset)
-  end
-end
-redis.call('HDEL', KEYS[1], 'exchange', 'ahead')
+redis.call('HDEL', KEYS[1], 'exchange', 'shown')
 redis.call('UNLINK', KEYS[2])
 redis.call('SELECT', ARGV[3])
 redis.call('HDEL', KEYS[1], 'exchange')

@@ -28,7 +28,7 @@ from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
 from cdc.sink.scan import GROUPED, pages, scan_items
 from cdc.sinks.redis import health, scan
 from cdc.sinks.redis.database import Database
-from cdc.sinks.redis.exchange import complete, new_mark, shown_fields
+from cdc.sinks.redis.exchange import complete, new_mark, shown_offsets
 from cdc.sinks.redis.executor import RedisWriter
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.scripts import EXCHANGE_DATABASES, EXCHANGE_POSITIONS
@@ -129,8 +129,7 @@ class Redis:
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
         """Check memory, and that both databases are our own where they change places as a whole."""
-        for database in () if self.shared else (self._database, self._spare_database):
-            health.require_own(database)
+        self._require_own()
         health.require_memory(self._database)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
@@ -141,6 +140,7 @@ class Redis:
         if are_live(positions(self, tables), names):
             return {}
         candidate = Positions(self._spare_database, names)
+        self._require_own()
         if not self.shared:
             # Tables that the pipeline has no more are copied, so that their readers keep them.
             own_names = {table.qualified for table in tables}
@@ -201,6 +201,10 @@ class Redis:
             return [self._database]
         return [self._database, self._spare_database]
 
+    def _require_own(self) -> None:
+        for database in () if self.shared else (self._database, self._spare_database):
+            health.require_own(database)
+
     def _complete(self, tables: Sequence[Table]) -> None:
         """Complete exchanges of rows, this command's or another's that was killed."""
         for table in tables:
@@ -237,8 +241,8 @@ def exchange(
             {"database": str(side.database.number), "key": key, "fields": expected_fields(fields)}
             for side, fields in zip((live, candidate), both, strict=True)
         ]
-        shown = shown_fields(stored, candidate_stored) if candidate_stored else {}
-        begun.append({"key": key, "fields": shown})
+        shown = shown_offsets(stored, candidate_stored) if candidate_stored else ()
+        begun.append({"key": key, "shown": json.dumps(shown)})
     if lagging:
         return False
     numbers = (live.database.number, candidate.database.number)
