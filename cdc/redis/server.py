@@ -37,14 +37,15 @@ PASSING = {
 """First words of errors that may pass in a moment, perhaps on another server of that name."""
 FORBIDDEN = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
 COMMANDS = (
-    "hgetall hget hmget hset hsetnx hincrby hdel mget mset del unlink strlen copy exists"
-    " sadd srem smembers sismember scan eval evalsha script|load select swapdb info ping hello"
+    "hgetall hget hmget hset hsetnx hincrby hdel mget mset del unlink pexpireat strlen copy exists"
+    " dump pexpiretime rename move sadd srem smembers scan eval evalsha script|load select swapdb"
+    " info ping hello"
 )
 """All commands that the sink uses. CONFIG isn't needed where INFO is allowed. Each is known to the
 oldest server, which refuses a list with one that isn't.
 """
 STATE_COMMANDS = (
-    "get set incr hkeys hlen smembers sscan zadd zrem zmscore zrange zcard"
+    "get set incr hkeys hlen smembers sismember sscan zadd zrem zmscore zrange zcard"
     " zrevrange zrangebylex zrevrangebylex zrangebyscore hsetnx lpush ltrim lrange"
 )
 """Commands that the state of documents uses in addition to the cache's."""

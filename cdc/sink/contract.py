@@ -220,6 +220,14 @@ class Examinable(Protocol):
 
 
 @runtime_checkable
+class Expiring(Protocol):
+    """A sink whose rows may expire."""
+
+    def lifetime_s(self, table: Table) -> float | None:
+        """Return how long a row stays after its last change was committed; None: for ever. Pure."""
+
+
+@runtime_checkable
 class Archive(Protocol):
     """A sink that keeps every change, beside its views."""
 

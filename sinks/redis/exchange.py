@@ -19,7 +19,7 @@ from cdc.sinks.redis.scan import run_id
 from cdc.sinks.redis.scripts import EXCHANGE_SOME, SETTLE
 
 FIRST_ROWS = 50
-SLICE_ROWS = 500
+SLICE_ROWS = 250
 SLICE_BYTES = 500_000
 """Size of a call of `complete`: it takes a few milliseconds, during which the server serves nobody else."""
 

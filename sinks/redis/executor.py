@@ -3,11 +3,12 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 
 from cdc.codec.forms import Documents
+from cdc.codec.record import Change
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
@@ -23,8 +24,11 @@ from cdc.sink.lane import (
     Verdicts,
     Writer,
 )
+from cdc.sink.rejection import Source
 from cdc.sinks.redis.scripts import APPLY
 
+COMMITTED_BYTES = 100
+"""Memory of the time of a row's newest change."""
 CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
 """Size of a Lua call: it takes a few milliseconds, during which the server serves nobody else."""
 
@@ -125,9 +129,23 @@ class ChunkWriter(Writer):
         raise NotImplementedError
 
 
+@dataclass
 class RedisWriter(ChunkWriter):
+    """The writer of rows. lifetimes_ms: of rows, by table that has a `ttl`."""
+
+    lifetimes_ms: Mapping[str, int] = field(default_factory=dict)
+    _committed_ms: dict[tuple[str, int], dict[str, int]] = field(init=False, default_factory=dict)
+    """By topic and partition, of rows that aren't written yet: when their newest change was committed."""
     form = Documents()
     limits = CHUNK
+
+    def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:  # noqa: ARG002
+        if part.advance.table.qualified not in self.lifetimes_ms:
+            return 0
+        committed_us = time.time() * 1e6 if change.commit_us is None else change.commit_us
+        rows = self._committed_ms.setdefault((part.topic, part.partition), {})
+        rows[change.id] = int(committed_us // 1000)
+        return COMMITTED_BYTES
 
     def read_stored(
         self, part: Part, rows: Sequence[FoldedRow]
@@ -157,18 +175,37 @@ class RedisWriter(ChunkWriter):
         written = [row.id for row in rows if part.view_offset <= row.offset < moved_to]
         return documents | dict.fromkeys(written, SUPERSEDED)
 
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        now_ms = time.time() * 1000
+        for part in parts:
+            expires = part.advance.table.qualified in self.lifetimes_ms
+            for row in part.rows.values() if expires else ():
+                if self._ends_ms(part, row) <= now_ms:
+                    # Not just left out: its former state may be from before there was a `ttl`.
+                    row.value = None
+        verdicts = super().write(parts)
+        for part in parts:
+            self._committed_ms.pop((part.topic, part.partition), None)
+        return verdicts
+
+    def _ends_ms(self, part: Part, row: FoldedRow) -> int:
+        """Return when a row expires, in milliseconds since 1970."""
+        committed_ms = self._committed_ms[part.topic, part.partition][row.id]
+        return committed_ms + self.lifetimes_ms[part.advance.table.qualified]
+
     def _call(
         self, part: Part, pending: PendingAdvance, rows: Sequence[FoldedRow], start: int, end: int
     ) -> Sequence[str]:
-        keys = [
-            position_key(self.prefix, part.advance.table.qualified),
-            *self._keys(part, [row.id for row in rows]),
-        ]
+        table = part.advance.table.qualified
+        keys = [position_key(self.prefix, table), *self._keys(part, [row.id for row in rows])]
         values = [b"" if row.value is None else row.value for row in rows]
+        ends_ms: list[str | int | bytes] = []
+        if table in self.lifetimes_ms:
+            ends_ms += [self._ends_ms(part, row) for row in rows]
         try:
             script = client(self.url).register_script(APPLY)
             answer: Sequence[str] = script(
-                keys=keys, args=pending.arguments(part.partition, start, end, *values)
+                keys=keys, args=pending.arguments(part.partition, start, end, *values, *ends_ms)
             )
         except redis.exceptions.RedisError as error:
             raise self._failure(part, error) from None

@@ -39,7 +39,7 @@ end
 """
 
 # Further KEYS: the rows. The rest of ARGV: partition, from, until, then a document per row, '' for
-# a delete.
+# a delete, then of a table with a `ttl` per row when it expires, in milliseconds since 1970.
 APPLY = (
     MOVING
     + """
@@ -57,6 +57,8 @@ for i = 2, #KEYS do
   if n % 2000 == 0 then flush() end
 end
 flush()
+local expires = first + 1 + #KEYS
+for i = expires + 1, #ARGV do redis.call('PEXPIREAT', KEYS[i - expires + 1], ARGV[i]) end
 redis.call('HSET', KEYS[1], ARGV[first], ARGV[first + 2])
 store(n)
 return {'ok'}
@@ -134,7 +136,8 @@ return 1
 """
 )
 
-# Exchanges rows that haven't changed places yet, each with the row of the same key in the other database.
+# Exchanges rows that haven't changed places yet, each with the row of the same key in the other database,
+# together with the time at which it expires.
 # KEYS: position, the set of rows that are exchanged. ARGV: the mark of the exchange, the database that
 # readers see, the other one. -1 when that exchange is over.
 EXCHANGING = """
@@ -142,26 +145,30 @@ redis.call('SELECT', ARGV[2])
 if redis.call('HGET', KEYS[1], 'exchange') ~= ARGV[1] then return -1 end
 local bytes = 0
 local function change_places(rows)
-  if #rows == 0 then return end
-  redis.call('SELECT', ARGV[3])
-  local there = redis.call('MGET', unpack(rows))
-  redis.call('SELECT', ARGV[2])
-  local here = redis.call('MGET', unpack(rows))
-  local marks = {}
-  local function put(i, value)
-    if value then redis.call('MSET', rows[i], value) else redis.call('UNLINK', rows[i]) end
-  end
-  for i, row in ipairs(rows) do
-    local differs = here[i] ~= there[i]
-    bytes = bytes + #(here[i] or '')
-    if differs and redis.call('SISMEMBER', KEYS[2], row) == 0 then
-      marks[#marks + 1] = i
-      put(i, there[i])
+  local function read(database)
+    redis.call('SELECT', database)
+    local values = {}
+    for i, row in ipairs(rows) do
+      local value = redis.call('DUMP', row)
+      values[i] = value and redis.call('PEXPIRETIME', row) .. value
     end
+    return values
   end
-  for _, i in ipairs(marks) do redis.call('SADD', KEYS[2], rows[i]) end
+  local there = read(ARGV[3])
+  local here = read(ARGV[2])
+  local function aside(i) return KEYS[2] .. ':' .. i end
+  local marks = {}
+  for i, row in ipairs(rows) do
+    bytes = bytes + #(here[i] or '')
+    if here[i] ~= there[i] and redis.call('SADD', KEYS[2], row) == 1 then marks[#marks + 1] = i end
+  end
+  for _, i in ipairs(marks) do if here[i] then redis.call('RENAME', rows[i], aside(i)) end end
   redis.call('SELECT', ARGV[3])
-  for _, i in ipairs(marks) do put(i, here[i]) end
+  for _, i in ipairs(marks) do if there[i] then redis.call('MOVE', rows[i], ARGV[2]) end end
+  redis.call('SELECT', ARGV[2])
+  for _, i in ipairs(marks) do if here[i] then redis.call('MOVE', aside(i), ARGV[3]) end end
+  redis.call('SELECT', ARGV[3])
+  for _, i in ipairs(marks) do if here[i] then redis.call('RENAME', aside(i), rows[i]) end end
   redis.call('SELECT', ARGV[2])
 end
 """

@@ -7,10 +7,13 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
+from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import readable, server
 from cdc.config.server_settings import TlsSettings, secret
-from cdc.config.sink_kinds import TRIGGER, SinkSettings
+from cdc.config.sink_kinds import TRIGGER, ListedTable, SinkSettings
+from cdc.config.source_settings import by_name
+from cdc.config.view_settings import Duration
 
 if TYPE_CHECKING:
     from cdc.documents.state import StateSink
@@ -66,6 +69,13 @@ def _sentinel(text: str) -> str:
     return text
 
 
+class CachedTable(ListedTable):
+    """An entry of a cache's `tables`."""
+
+    ttl: Duration | None = Field(default=None, examples=["1 day"])
+    """How long the cache has a row after its last change was committed; for ever without it."""
+
+
 class Redis(TlsSettings, SinkSettings):
     executor = "cdc.sinks.redis.executor"
     location_setting = "prefix"
@@ -91,6 +101,10 @@ class Redis(TlsSettings, SinkSettings):
     """The name under which the Sentinels know the primary."""
     sentinel_password: SecretStr | None = None
     """The password of the Sentinels themselves, if they ask for one."""
+    tables: tuple[Annotated[CachedTable, by_name], ...] | None = Field(
+        default=None, examples=["[public.orders]"]
+    )
+    """The captured tables that the cache has views of, as `tables` of any sink."""
     prefix: str = Field(
         pattern=r"^[^\s:]+$", description="a word without spaces and colons", examples=["shop"]
     )
@@ -193,7 +207,17 @@ class Redis(TlsSettings, SinkSettings):
     def build(self, name: str, pipeline: str) -> "Sink":  # noqa: ARG002
         from cdc.sinks.redis import sink
 
-        return sink.Redis(name, self.connection_url, self.prefix, self.spare, shared=self.shared)
+        lifetimes_ms = {
+            entry.table: microseconds(entry.ttl) // 1000 for entry in self.tables or () if entry.ttl
+        }
+        return sink.Redis(
+            name,
+            self.connection_url,
+            self.prefix,
+            self.spare,
+            shared=self.shared,
+            lifetimes_ms=lifetimes_ms,
+        )
 
     def build_state(self) -> "StateSink":
         from cdc.sinks.redis.documents.sink import DocumentState

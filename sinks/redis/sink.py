@@ -15,6 +15,7 @@ database: those that aren't of the pipeline any more are brought along when data
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cdc.errors import SinkRejected, SinkUnavailable
@@ -63,9 +64,10 @@ class Redis:
         generation_names: Mapping[str, str] | None = None,
         *,
         shared: bool = False,
+        lifetimes_ms: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`spare` is the number of the database for other generations: the next one when None.
-        `shared`: others use these databases, too.
+        `shared`: others use these databases, too. `lifetimes_ms`: of rows, by table that has a `ttl`.
 
         Raises:
             SettingsError: the url names no server and database.
@@ -76,6 +78,7 @@ class Redis:
         self._database = Database(name, url, prefix)
         self.spare = self._database.number + 1 if spare is None else spare
         self.shared = shared
+        self.lifetimes_ms = lifetimes_ms
         self._positions = Positions(self._database, generation_names)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # the server's own
@@ -93,7 +96,11 @@ class Redis:
         return self._positions.checkpoint(table)
 
     def apply(self, batch: Batch) -> Outcome:
-        return self._positions.apply(batch, RedisWriter)
+        return self._positions.apply(batch, partial(RedisWriter, lifetimes_ms=self.lifetimes_ms))
+
+    def lifetime_s(self, table: Table) -> float | None:
+        lifetime_ms = self.lifetimes_ms.get(table.qualified)
+        return None if lifetime_ms is None else lifetime_ms / 1000
 
     def clear(self, table: Table) -> None:
         """Empty the view; what another generation has left in this database makes room for it."""
@@ -124,8 +131,15 @@ class Redis:
 
     def for_generation(self, names: Mapping[str, str]) -> "Redis":
         url = at_database(self.url, self.spare)
-        live = self._database.number
-        return Redis(self.name, url, self.prefix, live, dict(names), shared=self.shared)
+        return Redis(
+            self.name,
+            url,
+            self.prefix,
+            self._database.number,
+            dict(names),
+            shared=self.shared,
+            lifetimes_ms=self.lifetimes_ms,
+        )
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
         """Check memory, and that both databases are our own where they change places as a whole."""

@@ -241,7 +241,7 @@ def test_a_promotion_may_be_killed_at_every_step(url: str, late: bool) -> None:
 
 def unmarked() -> AbstractContextManager[object]:
     """Nobody asks which rows have changed places."""
-    guard = " and redis.call('SISMEMBER', KEYS[2], row) == 0"
+    guard = " and redis.call('SADD', KEYS[2], row) == 1"
     assert guard in scripts.EXCHANGE_SOME
     return mock.patch.object(
         cdc.sinks.redis.exchange, "EXCHANGE_SOME", scripts.EXCHANGE_SOME.replace(guard, "")

@@ -60,6 +60,8 @@ def cache(folder: Path, text: str) -> Redis:
         (f"url: redis://h, {PAIR}", "certificate", "needs TLS, and the url doesn't begin with rediss:", "rediss://"),
         ("url: rediss://h, ca: /no/ca.pem", "ca", "is not an existing file", "PEM"),
         (f"url: rediss://h, key: {ELSEWHERE}", "c0", "certificate and key go together", "both"),
+        ("url: redis://h, tables: [{table: public.items, ttl: 1 month}]", "0.ttl", "a month has no fixed", "30 days"),
+        ("url: redis://h, tables: [{table: 'public.*', ttl: 1 day}]", "tables.0", "ttl is a single table's", "ttl: "),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_setting(
