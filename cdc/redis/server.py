@@ -35,6 +35,8 @@ PASSING = {
     "OOM": "it is out of memory",
 }
 """First words of errors that may pass in a moment, perhaps on another server of that name."""
+CLUSTERED = ("MOVED", "ASK", "CROSSSLOT")
+"""First words of errors that only a node of a cluster has."""
 FORBIDDEN = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
 COMMANDS = (
     "hgetall hget hmget hset hsetnx hincrby hdel mget mset del unlink pexpireat strlen copy exists"
@@ -62,6 +64,7 @@ HINTS = {
     "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
     "client": "set the sink's `certificate` and `key` to a pair that the server trusts, also on Spark's executors",
     "plain": "write redis:// in the sink's url, or the port at which it has TLS",
+    "clustered": "name a server without cluster mode; Sentinels or replicas keep one available",
     "stranger": "check host and port of the sink's url",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
     "rewound": "no action needed: its changes are applied again from where it stands",
@@ -317,6 +320,11 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
         missing_right = command[1].upper() if command else missing_right
         return Failure(
             "forbidden", f"{where} doesn't let its user use {missing_right}, for {what}."
+        )
+    if word in CLUSTERED or "SELECT is not allowed in cluster mode" in str(error):
+        return Failure(
+            "clustered",
+            f"{where} is a node of a cluster, where keys of {what} are spread over nodes.",
         )
     if "DB index is out of range" in str(error) or "invalid DB index" in str(error):
         return Failure("misplaced", f"{where} has no database {database(url)}.")

@@ -303,7 +303,7 @@ def require_known_columns(table: Table, sink: str) -> None:
 
 
 def require_same_shape(table: Table, sink: str, stored: ViewCheckpoint | None) -> None:
-    """Raise SchemaMismatch for a view of other columns, names or rows than the file gives the sink now: what
+    """Raise SchemaMismatch for a view of other columns, names, rows or form than the file gives the sink now: what
     it has of them would stay, and what it lacks would come row by row. Raises it as `require_known_columns` does,
     too.
     """
@@ -312,7 +312,7 @@ def require_same_shape(table: Table, sink: str, stored: ViewCheckpoint | None) -
         raise SchemaMismatch(
             table,
             sink,
-            f"The view of {table.qualified} in {sink} was made with other columns, names or rows than the file"
+            f"The view of {table.qualified} in {sink} was made with other columns, names, rows or form than the file"
             " gives it now.",
         )
 

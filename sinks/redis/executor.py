@@ -25,6 +25,8 @@ from cdc.sink.lane import (
     Writer,
 )
 from cdc.sink.rejection import Source
+from cdc.sinks.redis.hashes import packed_fields
+from cdc.sinks.redis.scan import read_hashes
 from cdc.sinks.redis.scripts import APPLY
 
 COMMITTED_BYTES = 100
@@ -131,9 +133,12 @@ class ChunkWriter(Writer):
 
 @dataclass
 class RedisWriter(ChunkWriter):
-    """The writer of rows. lifetimes_ms: of rows, by table that has a `ttl`."""
+    """The writer of rows. lifetimes_ms: of rows, by table that has a `ttl`. hashes: the tables of
+    `form: hash`.
+    """
 
     lifetimes_ms: Mapping[str, int] = field(default_factory=dict)
+    hashes: frozenset[str] = frozenset()
     _committed_ms: dict[tuple[str, int], dict[str, int]] = field(init=False, default_factory=dict)
     """By topic and partition, of rows that aren't written yet: when their newest change was committed."""
     form = Documents()
@@ -156,13 +161,17 @@ class RedisWriter(ChunkWriter):
         """
         pending = self.pending[part.topic]
         keys = self._keys(part, [row.id for row in rows])
-        position = position_key(self.prefix, part.advance.table.qualified)
+        table = part.advance.table
+        position = position_key(self.prefix, table.qualified)
+        server = client(self.url)
         try:
-            with client(self.url).pipeline(transaction=False) as pipeline:
-                # In this order: a row that is changed in between is below the position that follows.
-                pipeline.mget(keys)
-                pipeline.hmget(position, "topic_id", "writer", "generation", str(part.partition))
-                texts, stored = pipeline.execute()
+            # In this order: a row that is changed in between is below the position that follows.
+            if table.qualified in self.hashes:
+                by_key = dict(read_hashes(self.url, table, keys))
+                texts: list[Any] = [by_key.get(key) for key in keys]
+            else:
+                texts = list(server.mget(keys))
+            stored = server.hmget(position, "topic_id", "writer", "generation", str(part.partition))
         except redis.exceptions.RedisError as error:
             raise self._failure(part, error) from None
         documents: dict[str, bytes | Superseded] = {
@@ -199,13 +208,18 @@ class RedisWriter(ChunkWriter):
         table = part.advance.table.qualified
         keys = [position_key(self.prefix, table), *self._keys(part, [row.id for row in rows])]
         values = [b"" if row.value is None else row.value for row in rows]
+        form = "json"
+        if table in self.hashes:
+            form = "hash"
+            values = [value and packed_fields(part.advance.table, value) for value in values]
         ends_ms: list[str | int | bytes] = []
         if table in self.lifetimes_ms:
             ends_ms += [self._ends_ms(part, row) for row in rows]
         try:
             script = client(self.url).register_script(APPLY)
             answer: Sequence[str] = script(
-                keys=keys, args=pending.arguments(part.partition, start, end, *values, *ends_ms)
+                keys=keys,
+                args=pending.arguments(part.partition, start, end, form, *values, *ends_ms),
             )
         except redis.exceptions.RedisError as error:
             raise self._failure(part, error) from None

@@ -38,8 +38,9 @@ local function store(n)
 end
 """
 
-# Further KEYS: the rows. The rest of ARGV: partition, from, until, then a document per row, '' for
-# a delete, then of a table with a `ttl` per row when it expires, in milliseconds since 1970.
+# Further KEYS: the rows. The rest of ARGV: partition, from, until, 'json' or 'hash', then per row its
+# document, or in MessagePack field, value, ...; '' for a delete. Then, of a table with a `ttl`, per row
+# when it expires, in milliseconds since 1970.
 APPLY = (
     MOVING
     + """
@@ -51,13 +52,21 @@ local function flush()
   set, gone = {}, {}
 end
 for i = 2, #KEYS do
-  local value = ARGV[first + 1 + i]
-  if value == '' then gone[#gone + 1] = KEYS[i] else set[#set + 1] = KEYS[i]; set[#set + 1] = value end
+  local value = ARGV[first + 2 + i]
+  if value == '' then
+    gone[#gone + 1] = KEYS[i]
+  elseif ARGV[first + 3] == 'hash' then
+    redis.call('DEL', KEYS[i])
+    redis.call('HSET', KEYS[i], unpack(cmsgpack.unpack(value)))
+  else
+    set[#set + 1] = KEYS[i]
+    set[#set + 1] = value
+  end
   n = n + 1
   if n % 2000 == 0 then flush() end
 end
 flush()
-local expires = first + 1 + #KEYS
+local expires = first + 2 + #KEYS
 for i = expires + 1, #ARGV do redis.call('PEXPIREAT', KEYS[i - expires + 1], ARGV[i]) end
 redis.call('HSET', KEYS[1], ARGV[first], ARGV[first + 2])
 store(n)

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -14,6 +15,7 @@ from cdc.config.server_settings import TlsSettings, secret
 from cdc.config.sink_kinds import TRIGGER, ListedTable, SinkSettings
 from cdc.config.source_settings import by_name
 from cdc.config.view_settings import Duration
+from cdc.model.table import Projection
 
 if TYPE_CHECKING:
     from cdc.documents.state import StateSink
@@ -74,6 +76,15 @@ class CachedTable(ListedTable):
 
     ttl: Duration | None = Field(default=None, examples=["1 day"])
     """How long the cache has a row after its last change was committed; for ever without it."""
+    form: Literal["json", "hash"] = "json"
+    """How a row is kept: as a JSON object, or as a hash with a field for each column that isn't null."""
+
+    @property
+    def projection(self) -> Projection | None:
+        projection = super().projection
+        if self.form == "json":
+            return projection
+        return replace(projection or Projection(), form=self.form)
 
 
 class Redis(TlsSettings, SinkSettings):
@@ -217,6 +228,7 @@ class Redis(TlsSettings, SinkSettings):
             self.spare,
             shared=self.shared,
             lifetimes_ms=lifetimes_ms,
+            hashes=frozenset(e.table for e in self.tables or () if e.form == "hash"),
         )
 
     def build_state(self) -> "StateSink":

@@ -15,7 +15,6 @@ database: those that aren't of the pipeline any more are brought along when data
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cdc.errors import SinkRejected, SinkUnavailable
@@ -64,10 +63,12 @@ class Redis:
         generation_names: Mapping[str, str] | None = None,
         *,
         shared: bool = False,
-        lifetimes_ms: Mapping[str, int] = MappingProxyType({}),
+        lifetimes_ms: Mapping[str, int] | None = None,
+        hashes: frozenset[str] = frozenset(),
     ) -> None:
         """`spare` is the number of the database for other generations: the next one when None.
         `shared`: others use these databases, too. `lifetimes_ms`: of rows, by table that has a `ttl`.
+        `hashes`: the tables of `form: hash`.
 
         Raises:
             SettingsError: the url names no server and database.
@@ -78,7 +79,8 @@ class Redis:
         self._database = Database(name, url, prefix)
         self.spare = self._database.number + 1 if spare is None else spare
         self.shared = shared
-        self.lifetimes_ms = lifetimes_ms
+        self.lifetimes_ms = dict(lifetimes_ms or {})
+        self.hashes = hashes
         self._positions = Positions(self._database, generation_names)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # the server's own
@@ -96,7 +98,8 @@ class Redis:
         return self._positions.checkpoint(table)
 
     def apply(self, batch: Batch) -> Outcome:
-        return self._positions.apply(batch, partial(RedisWriter, lifetimes_ms=self.lifetimes_ms))
+        writer = partial(RedisWriter, lifetimes_ms=self.lifetimes_ms, hashes=self.hashes)
+        return self._positions.apply(batch, writer)
 
     def lifetime_s(self, table: Table) -> float | None:
         lifetime_ms = self.lifetimes_ms.get(table.qualified)
@@ -114,16 +117,19 @@ class Redis:
     ) -> "DataFrame":
         """Read all keys by SCAN in one task, or the given ids by MGET."""
         key_prefix = view_key(self.prefix, table.qualified)
+        hashed = table if table.qualified in self.hashes else None
         if ids is None:
-            return scan_items(spark, partial(scan.read_rows, self.url), [key_prefix])
-        read = partial(scan.read_ids, self.url, key_prefix)
+            return scan_items(spark, partial(scan.read_rows, self.url, hashed), [key_prefix])
+        read = partial(scan.read_ids, self.url, hashed, key_prefix)
         return scan_items(spark, read, pages(ids, scan.PAGE_ROWS))
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
+        names = [table.qualified for table in tables]
+        unread = [name for name in names if name in self.hashes]
         tables_by_prefix = {
-            view_key(self.prefix, table.qualified): table.qualified for table in tables
+            view_key(self.prefix, name): name for name in names if name not in self.hashes
         }
-        read = partial(scan.read_tables, self.url, tables_by_prefix)
+        read = partial(scan.read_tables, self.url, tables_by_prefix, unread)
         return scan_items(spark, read, [self.prefix], GROUPED)
 
     def close(self) -> None:
@@ -139,6 +145,7 @@ class Redis:
             dict(names),
             shared=self.shared,
             lifetimes_ms=self.lifetimes_ms,
+            hashes=self.hashes,
         )
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all

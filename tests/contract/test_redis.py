@@ -242,6 +242,57 @@ def test_a_row_expires_a_while_after_its_last_change(
         server.flushall()
 
 
+# Rows as hashes
+
+HASH_LAWS = [
+    laws.every_key_has_a_row_of_its_own,
+    laws.the_newest_of_a_batch_wins,
+    laws.a_value_that_is_not_carried_stays,
+    laws.an_unknown_value_is_refused,
+    laws.a_repair_moves_nothing,
+    laws.a_generation_is_built_unseen,
+    laws.a_cleared_view_is_made_again,
+    laws.a_removed_view_leaves_nothing_behind,
+]
+"""Those in which rows are written, completed, read, removed and given to another generation."""
+
+
+@pytest.mark.parametrize("law", HASH_LAWS, ids=lambda law: law.__name__)
+def test_law_of_rows_as_hashes(
+    own_server: str, harness: Harness, unique: str, law: Callable[[Harness], None]
+) -> None:
+    """By a user with the documented rights; generations change places row by row."""
+    user(own_server, f"~{unique}:*", *(f"+{command}" for command in COMMANDS.split()))
+    url = own_server.replace("redis://", "redis://cdc:hush-hush@")
+    hashed = harness_of(harness.spark, unique, url, shared=True, hashes=frozenset({harness.name}))
+    law(hashed)
+    with server_at(own_server) as server:
+        rows = list(server.scan_iter(f"{view_key(unique, harness.name)}*"))
+        assert {server.type(key) for key in rows} <= {"hash"}
+    hashed.sink.close()
+
+
+def test_a_hash_that_somebody_has_overwritten_counts_as_missing(
+    spark: "SparkSession", unique: str, own_server: str
+) -> None:
+    hashed = harness_of(spark, unique, own_server, hashes=frozenset({"public.items"}))
+    fill_view(hashed)
+    key = view_key(unique, "public.items") + row_id(["k0", 0])
+    with server_at(own_server) as server:
+        assert server.hgetall(key) == {"a": "k0", "b": "0", "v": "first 0", "n": "1"}
+        server.set(key, "text")
+    rows = hashed.topic.model()
+    assert hashed.view() == {name: value for name, value in rows.items() if value["a"] != "k0"}
+    ids = [row["id"] for row in hashed.sink.scan(hashed.table, spark, list(rows)).collect()]
+    assert len(ids) == len(rows) - 1
+    assert isinstance(hashed.sink, Redis)
+    grouped = hashed.sink.scan_group([hashed.table], spark)
+    assert [(row["table"], row["id"]) for row in grouped.collect()] == [("public.items", None)]
+    hashed.sink.close()
+    with server_at(own_server) as server:
+        server.flushall()
+
+
 # A server that can't be written to for a while (finding 18)
 
 

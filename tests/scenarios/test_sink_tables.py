@@ -156,6 +156,29 @@ def missing_rows_have_expired_or_not(world: "World") -> None:
         assert compared(world) == EVERYWHERE
         assert f"{ORDERS} in cache: {ROWS - 2} rows have expired" in world.cdc("verify").stdout
     assert cached(world, ORDERS) == {}
+    a_row_is_a_hash_once_its_view_is_made_again(world)
+
+
+def a_row_is_a_hash_once_its_view_is_made_again(world: "World") -> None:
+    list_tables(world, "[public.items, {table: public.orders, form: hash}]")
+    assert goes(world)["cache", ORDERS] == ("all", "all", "rebuild")
+    with world.running():
+        world.rebuild("cache")
+        world.sql("UPDATE orders SET n = NULL WHERE id = 3", "UPDATE orders SET n = 7 WHERE id = 4")
+        world.settle()
+        assert compared(world) == EVERYWHERE
+        begin = f"{world.name}:{ORDERS}:"
+        with redis.Redis.from_url(world.cache, decode_responses=True) as cache:
+            assert [cache.hgetall(f"{begin}{number}") for number in (3, 4, 5)] == [
+                {"id": "3"},
+                {"id": "4", "n": "7"},
+                {"id": "5", "n": "2"},
+            ]
+            cache.hset(f"{begin}6", "n", "8")
+            cache.delete(f"{begin}7")
+        wrong = json.loads(world.cdc("verify", "--sink", "cache", "--json", code=8).stdout)
+        found = {row["id"]: row["kind"] for view in wrong["views"] for row in view["sample"]}
+        assert found == {"6": "different", "7": "missing"}
 
 
 LISTS = {
@@ -164,7 +187,7 @@ LISTS = {
     "warehouse": "columns: [n], rename: {n: amount}, where: n <= 40",
 }
 KINDS = {"search": "elasticsearch", "cache": "redis", "warehouse": "delta"}
-STOPPED = "was made with other columns, names or rows"
+STOPPED = "was made with other columns, names, rows or form"
 
 
 def write_lists(world: "World", lists: dict[str, str]) -> None:
