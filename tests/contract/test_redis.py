@@ -277,9 +277,13 @@ def test_a_hash_that_somebody_has_overwritten_counts_as_missing(
 ) -> None:
     hashed = harness_of(spark, unique, own_server, hashes=frozenset({"public.items"}))
     fill_view(hashed)
-    key = view_key(unique, "public.items") + row_id(["k0", 0])
+    hashed.topic.add("u", row("k1", 1, None))
+    hashed.apply()
+    begin = view_key(unique, "public.items")
+    key = begin + row_id(["k0", 0])
     with server_at(own_server) as server:
         assert server.hgetall(key) == {"a": "k0", "b": "0", "v": "first 0", "n": "1"}
+        assert server.hgetall(begin + row_id(["k1", 1])) == {"a": "k1", "b": "1", "n": "1"}
         server.set(key, "text")
     rows = hashed.topic.model()
     assert hashed.view() == {name: value for name, value in rows.items() if value["a"] != "k0"}
