@@ -61,9 +61,8 @@ def shown_offsets(live: ViewCheckpoint | None, candidate: ViewCheckpoint) -> tup
     return (0,) * candidate.position.partition_count
 
 
-def complete(database: Database, table: str) -> bool:
-    """Exchange all rows of a table that haven't changed places yet. Returns whether an exchange was
-    under way.
+def complete(database: Database, table: str) -> None:
+    """Exchange all rows of a table that haven't changed places yet; does nothing where all have.
 
     database: either of the two.
 
@@ -73,7 +72,7 @@ def complete(database: Database, table: str) -> bool:
     key = database.position_key(table)
     current = exchange_of(database.ask(lambda server: server.hgetall(key)))
     if current is None:
-        return False
+        return
     keys = [key, exchanged_key(key)]
     arguments = (current.mark, current.live, current.other)
     pattern = glob_literal(view_key(database.prefix, table)) + "*"
@@ -85,7 +84,7 @@ def complete(database: Database, table: str) -> bool:
         while cursor != "0":
             answer = script(keys, [*arguments, number, pattern, cursor or "0", rows])
             if answer == OVER:
-                return True
+                return
             cursor, size = answer
             rows = max(1, min(2 * rows, SLICE_ROWS, rows * SLICE_BYTES // max(size, 1)))
 
@@ -95,7 +94,6 @@ def complete(database: Database, table: str) -> bool:
             raise Switched("another server has gone on with a scan")
 
     database.ask(settle)
-    return True
 
 
 def exchanged_key(position_key: str) -> str:

@@ -47,10 +47,10 @@ class Positions:
         return self._last_generation.get(table.qualified)
 
     def create(self, table: Table) -> None:
-        if complete(self.database, table.qualified):
-            raise self._moved(table)
-        generation = self.generation(table) or new_generation()
         key = self._key(table)
+        if exchange_of(self.database.ask(lambda server: server.hgetall(key))):
+            raise self._completed(table)
+        generation = self.generation(table) or new_generation()
         self._last_generation.pop(table.qualified, None)
         self.database.ask(lambda server: server.hsetnx(key, "generation", generation))
 
@@ -102,9 +102,7 @@ class Positions:
         """
         fields = self._read(advance.table)
         if exchange_of(fields):
-            # A command has begun it, which may be dead. No row is written before all are exchanged.
-            complete(self.database, advance.table.qualified)
-            raise self._moved(advance.table)
+            raise self._completed(advance.table)
         start = advance.start_offsets
         end = advance.end
         stored = checkpoint_of(fields)
@@ -184,7 +182,13 @@ class Positions:
             )
         return takeover
 
-    def _moved(self, table: Table) -> PositionLost:
+    def _completed(self, table: Table) -> PositionLost:
+        """Complete the exchange of all tables, which a command has begun that may be dead: nobody writes
+        a row before. Returns the error, since positions are others now.
+        """
+        names = self.database.ask(lambda server: server.smembers(self.database.names_key))
+        for name in sorted({table.qualified, *names}):
+            complete(self.database, name)
         return PositionLost(
             f"Generations of {table.qualified} have changed places before rows were written.",
             hint="`cdc run` tries again; after another command: run it again",

@@ -12,6 +12,7 @@ import redis
 
 import cdc.sinks.redis.exchange
 from cdc.errors import SinkRejected, SinkUnavailable
+from cdc.model.generation import new_generation
 from cdc.model.position import Position
 from cdc.model.table import row_id
 from cdc.redis.server import COMMANDS, position_key, view_key
@@ -253,7 +254,7 @@ def unasked() -> AbstractContextManager[object]:
     return mock.patch.multiple(
         "cdc.sinks.redis.positions",
         exchange_of=lambda _: None,
-        complete=lambda *_: False,
+        complete=lambda *_: None,
     )
 
 
@@ -356,6 +357,29 @@ def test_a_run_completes_the_exchange_of_views_that_cannot_be_compared(url: str)
         assert one.rows(1) == one.faulty
         one.promote()
         assert one.live_names == one.names != former
+
+
+def test_a_run_completes_the_exchange_of_all_tables_at_once(url: str) -> None:
+    """Each of them would restart its stream otherwise."""
+    with world(url) as one:
+        more = Harness(one.harness.spark, one.harness.make, table("shop.more", "more"))
+        names = {**one.names, more.name: new_generation()}
+        build = one.live.for_generation(names)
+        build.prepare(more.table)
+        for sink in (more.sink, build):
+            fill(more)
+            more.apply(sink=sink)
+        tables = [one.harness.table, more.table]
+        with pytest.raises(SinkUnavailable), Step(1, die, late=False).during():
+            one.writer().promote(tables, names)
+        with pytest.raises(PositionLost):
+            one.writer().prepare(tables[0])
+        for each in tables:
+            one.writer().prepare(each)
+        assert one.rows(0) == one.built
+        stored = more.sink.position(more.table)
+        assert stored is not None
+        assert (stored.generation, stored.position.offsets) == (names[more.name], more.topic.ends)
 
 
 @pytest.mark.parametrize(("saved", "lost"), [(0, 0), (0, 6), (4, 9)])
