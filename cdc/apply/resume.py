@@ -381,7 +381,6 @@ class SinkViews:
         generations = self.sink_generations
         sink = self.sink
         level = isinstance(generations.work, GenerationBuild) or sink.is_caught_up
-        level = level and not self._is_shown(generations)
         observed = Observed(
             self.control,
             standby=generations.standby_names,
@@ -396,18 +395,6 @@ class SinkViews:
             return decision
         facts = self._check_sink(waited_s)
         return decide(self.plan, replace(observed, quarantine=redrive_requested, **facts))
-
-    def _is_shown(self, generations: Generations) -> bool:
-        """Whether the plan's views are those that are being promoted: what follows their switch, as where
-        a cache exchanges rows, takes no wait.
-        """
-        names = generations.work.names if generations.work else {}
-        shown = [
-            self.plan.generations[table.topic] == names[table.qualified]
-            for table in self.plan.tables
-            if table.topic in self.plan.generations and table.qualified in names
-        ]
-        return bool(shown) and all(shown)
 
     def _reread_control(self) -> None:
         began = self._clock.monotonic()

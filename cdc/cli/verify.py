@@ -268,6 +268,7 @@ def draw_comparisons(results: "Sequence[Comparison]") -> RenderableType:
         )
     samples = []
     closed = []
+    expired = []
     purged = []
     waiting = []
     for result in results:
@@ -277,11 +278,13 @@ def draw_comparisons(results: "Sequence[Comparison]") -> RenderableType:
             samples.append(f"{view}: {difference.kind} {difference.id}{column}")
         if result.closed:
             closed.append(f"{view}: {result.closed:,} windows are closed, and weren't compared")
+        if result.expired:
+            expired.append(f"{view}: {result.expired:,} rows have expired")
         if result.purged:
             purged.append(f"{view}: {result.purged:,} rows of purged events weren't compared")
         if result.problem:
             waiting.append(with_advice(f"{view}: {result.problem}", result.hint or ""))
-    return Group(grid, *map(Text, [*samples, *closed, *purged, *waiting]))
+    return Group(grid, *map(Text, [*samples, *closed, *expired, *purged, *waiting]))
 
 
 def _verdict(result: "Comparison") -> Text:

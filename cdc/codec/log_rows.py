@@ -3,7 +3,7 @@
 In:  records as Spark's Kafka source gives them, a partition's in the order of offsets
 Out: rows that Spark counts, compares and folds; of an audit's records no value leaves the executor
 
-`RecordClassifier` is for the audit, `documents` and `ids` are for `cdc.verify.recent_changes`,
+`RecordClassifier` is for the audit, `documents`, `ids` and `commits` are for `cdc.verify.recent_changes`,
 `unknown` ends what `cdc.audit` folds.
 """
 
@@ -41,6 +41,7 @@ SUMMARY = (
     " carried array<string>, unmasked boolean"
 )
 IDS = "id string, key binary"
+COMMITS = "id string, committed_us long, offset long"
 DOCUMENTS = "id string, document string"
 NOTHING: frozenset[str] = frozenset()
 
@@ -297,6 +298,31 @@ def ids(table: Table) -> Work:
             row_ids = pa.array([row_id for row_id, _ in pairs_of_table], pa.string())
             keys = pa.array([key for _, key in pairs_of_table], pa.binary())
             yield pa.RecordBatch.from_arrays([row_ids, keys], names=["id", "key"])
+
+    return work
+
+
+def commits(table: Table) -> Work:
+    """When the change of each record was committed: COMMITS, in microseconds since 1970. Takes key, value
+    and offset. Records that can't be read, and those that don't say it, are left out.
+    """
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        decoder = RecordDecoder([table], DecodeOptions().placeholder)
+        for batch in batches:
+            rows: list[tuple[str, int, int]] = []
+            for key, value, offset in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
+                try:
+                    change = decoder.decode(table.topic, key, value)
+                except Unreadable:
+                    continue
+                if change.commit_us is not None:
+                    rows.append((change.id, change.commit_us, offset))
+            types = (pa.string(), pa.int64(), pa.int64())
+            columns = [pa.array([row[n] for row in rows], type_) for n, type_ in enumerate(types)]
+            yield pa.RecordBatch.from_arrays(columns, names=["id", "committed_us", "offset"])
 
     return work
 

@@ -21,8 +21,6 @@ from cdc.model.column_names import PIPELINE_PREFIX
 from cdc.model.table import Projection
 
 GROUP = "cdc.sinks"
-LISTED_SETTINGS = ("columns", "exclude", "rename", "where")
-"""Of a table that a sink lists."""
 TRIGGER = (
     "The seconds between the starts of two batches. Up to 2 s they start at multiples of it, so that sinks"
     " with the same interval can share a small batch. While 10,000 changes or more wait, the next batch"
@@ -52,7 +50,8 @@ class ListedTable(Section):
 
     @model_validator(mode="after")
     def _check_columns(self) -> "ListedTable":
-        given = [name for name in LISTED_SETTINGS if name in self.model_fields_set]
+        settings = [name for name in type(self).model_fields if name != "table"]
+        given = [name for name in settings if name in self.model_fields_set]
         if "*" in self.table and given:
             raise InvalidSetting(
                 f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} a single table's, not a pattern's",

@@ -62,12 +62,14 @@ class Projection:
 
     rename  by column: the name that the sink has for it
     where   the condition of the rows that it has, as the pipeline file has it; None for all rows
+    form    how it keeps a row, where that isn't the usual way
     """
 
     columns: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
     where: str | None = None
+    form: str | None = None
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -87,6 +89,8 @@ class Projection:
         # Views that are older than these two have stored a text without them.
         if self.rename or self.where:
             parts += [sorted(self.rename.items()), self.where]
+        if self.form:
+            parts.append(self.form)
         text = json.dumps(parts)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -35,16 +35,19 @@ PASSING = {
     "OOM": "it is out of memory",
 }
 """First words of errors that may pass in a moment, perhaps on another server of that name."""
+CLUSTERED = ("MOVED", "ASK", "CROSSSLOT")
+"""First words of errors that only a node of a cluster has."""
 FORBIDDEN = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
 COMMANDS = (
-    "hgetall hget hmget hset hsetnx hincrby hdel mget mset del unlink strlen copy exists"
-    " sadd srem smembers sismember scan eval evalsha script|load select swapdb info ping hello"
+    "hgetall hget hmget hset hsetnx hincrby hdel mget mset del unlink pexpireat strlen copy exists"
+    " dump pexpiretime rename move sadd srem smembers scan eval evalsha script|load select swapdb"
+    " info ping hello"
 )
 """All commands that the sink uses. CONFIG isn't needed where INFO is allowed. Each is known to the
 oldest server, which refuses a list with one that isn't.
 """
 STATE_COMMANDS = (
-    "get set incr hkeys hlen smembers sscan zadd zrem zmscore zrange zcard"
+    "get set incr hkeys hlen smembers sismember sscan zadd zrem zmscore zrange zcard"
     " zrevrange zrangebylex zrevrangebylex zrangebyscore hsetnx lpush ltrim lrange"
 )
 """Commands that the state of documents uses in addition to the cache's."""
@@ -61,6 +64,7 @@ HINTS = {
     "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
     "client": "set the sink's `certificate` and `key` to a pair that the server trusts, also on Spark's executors",
     "plain": "write redis:// in the sink's url, or the port at which it has TLS",
+    "clustered": "name a server without cluster mode; Sentinels or replicas keep one available",
     "stranger": "check host and port of the sink's url",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
     "rewound": "no action needed: its changes are applied again from where it stands",
@@ -316,6 +320,11 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
         missing_right = command[1].upper() if command else missing_right
         return Failure(
             "forbidden", f"{where} doesn't let its user use {missing_right}, for {what}."
+        )
+    if word in CLUSTERED or "SELECT is not allowed in cluster mode" in str(error):
+        return Failure(
+            "clustered",
+            f"{where} is a node of a cluster, where keys of {what} are spread over nodes.",
         )
     if "DB index is out of range" in str(error) or "invalid DB index" in str(error):
         return Failure("misplaced", f"{where} has no database {database(url)}.")

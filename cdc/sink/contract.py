@@ -220,6 +220,14 @@ class Examinable(Protocol):
 
 
 @runtime_checkable
+class Expiring(Protocol):
+    """A sink whose rows may expire."""
+
+    def lifetime_s(self, table: Table) -> float | None:
+        """Return how long a row stays after its last change was committed; None: for ever. Pure."""
+
+
+@runtime_checkable
 class Archive(Protocol):
     """A sink that keeps every change, beside its views."""
 
@@ -295,7 +303,7 @@ def require_known_columns(table: Table, sink: str) -> None:
 
 
 def require_same_shape(table: Table, sink: str, stored: ViewCheckpoint | None) -> None:
-    """Raise SchemaMismatch for a view of other columns, names or rows than the file gives the sink now: what
+    """Raise SchemaMismatch for a view of other columns, names, rows or form than the file gives the sink now: what
     it has of them would stay, and what it lacks would come row by row. Raises it as `require_known_columns` does,
     too.
     """
@@ -304,7 +312,7 @@ def require_same_shape(table: Table, sink: str, stored: ViewCheckpoint | None) -
         raise SchemaMismatch(
             table,
             sink,
-            f"The view of {table.qualified} in {sink} was made with other columns, names or rows than the file"
+            f"The view of {table.qualified} in {sink} was made with other columns, names, rows or form than the file"
             " gives it now.",
         )
 

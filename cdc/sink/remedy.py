@@ -99,7 +99,16 @@ REPORTED: Mapping[str, type[CdcError]] = {
     "unreadable": SecretUnreadable,
     "blocked": SinkBlocked,
     **dict.fromkeys(
-        ("rejected", "forbidden", "login", "misplaced", "stranger", "oversized", "rekeyed"),
+        (
+            "rejected",
+            "forbidden",
+            "login",
+            "misplaced",
+            "clustered",
+            "stranger",
+            "oversized",
+            "rekeyed",
+        ),
         SinkRejected,
     ),
     **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),

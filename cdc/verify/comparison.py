@@ -85,6 +85,8 @@ class Comparison:
     purged: int = 0
     """Events that the source has no longer; or rows that differ, and are made of such events. They
     weren't compared."""
+    expired: int = 0
+    """Rows that the view lacks because they have expired: `ttl`."""
     rechecked: int = 0
     """Rows that were compared again, because they had changed meanwhile."""
     repaired: int = 0

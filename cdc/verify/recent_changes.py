@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from cdc.codec import log_rows
 from cdc.model.position import Position
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STATES = "id string, seen long"
+CLOCKS_MS = 3_600_000
+"""How much earlier a record may have been produced, by Connect's clock, than committed, by Postgres'."""
 
 
 def states_since(spark: SparkSession, kafka: str, table: Table, position: Position) -> DataFrame:
@@ -54,8 +57,18 @@ def ids_since(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> D
 
     `since_ms`: Unix milliseconds.
     """
-    options = {"startingTimestamp": str(since_ms), "startingOffsetsByTimestampStrategy": "latest"}
-    return _keys(read_records(spark, kafka, table, options), table).select("id").distinct()
+    records = read_records(spark, kafka, table, _since(since_ms))
+    return _keys(records, table).select("id").distinct()
+
+
+def ids_committed_since(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> DataFrame:
+    """Return the distinct ids of rows whose last change was committed at that time or later."""
+    options = _since(since_ms - CLOCKS_MS)
+    records = read_records(spark, kafka, table, options).select("key", "value", "offset")
+    committed = records.mapInArrow(freeze_gc_after(log_rows.commits(table)), log_rows.COMMITS)
+    # All records of a row are in one partition.
+    last = committed.groupBy("id").agg(F.max_by("committed_us", "offset").alias("last_us"))
+    return last.where(F.col("last_us") >= since_ms * 1000).select("id")
 
 
 def keys(spark: SparkSession, kafka: str, table: Table, start: Sequence[int] = ()) -> DataFrame:
@@ -64,6 +77,10 @@ def keys(spark: SparkSession, kafka: str, table: Table, start: Sequence[int] = (
     """
     options = _starting_at(table, start) if start else {"startingOffsets": "earliest"}
     return _keys(read_records(spark, kafka, table, options), table).distinct()
+
+
+def _since(since_ms: int) -> dict[str, str]:
+    return {"startingTimestamp": str(since_ms), "startingOffsetsByTimestampStrategy": "latest"}
 
 
 def _starting_at(table: Table, offsets: Sequence[int]) -> dict[str, str]:

@@ -18,6 +18,7 @@ compared. Any other row is a suspect, and is compared again. The first compariso
 that differ (`cdc.verify.bucket_hashes`), found in one pass over each side.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from cdc.model.table import Table
 from cdc.postgres import source
 from cdc.postgres.row_query import Sample, sample_condition
 from cdc.postgres.table_survey import tables_in
-from cdc.sink.contract import Sink
+from cdc.sink.contract import Expiring, Sink
 from cdc.sink.factory import open_clocks
 from cdc.verify import bucket_hashes, recent_changes
 from cdc.verify.barrier import (
@@ -55,6 +56,8 @@ MAX_ROUNDS = 5
 """Comparisons of suspects. Rows that are suspects after the last one count as undecided."""
 Suspects = Mapping[str, Sequence[str]]
 """By sink, ids of rows to compare again."""
+CLOCKS_S = 60.0
+"""How much the clocks of Postgres, of the cache and of this process may differ where rows expire."""
 WRONG = "wrong"
 SUSPECT = "suspect"
 
@@ -333,6 +336,7 @@ class TableVerification:
             )
             if wrong is None:
                 return {}
+            wrong = self._without_expired(frames, wrong, sinks)
             intact = [sink.name for sink in sinks if self._still_past(barrier, sink)]
             states = recent_changes.states_since(spark, self.pipeline.kafka, self.table, start)
             return self._decide(frames, wrong, states, intact)
@@ -366,6 +370,28 @@ class TableVerification:
                 listed = selected.select("id").limit(bucket_hashes.MAX_SUSPECTS).collect()
                 suspects[name] = [row["id"] for row in listed]
         return suspects
+
+    def _without_expired(
+        self, frames: ExitStack, wrong: DataFrame, sinks: Sequence[Sink]
+    ) -> DataFrame:
+        """Leave out missing rows that may have expired by the time at which the views were read, which is
+        over. A row that has no record any more in the log counts as expired, too.
+        """
+        for sink in sinks:
+            lifetime_s = sink.lifetime_s(self.table) if isinstance(sink, Expiring) else None
+            if lifetime_s is None:
+                continue
+            since_ms = int((time.time() - lifetime_s + CLOCKS_S) * 1000)
+            kept = recent_changes.ids_committed_since(
+                self.spark, self.pipeline.kafka, self.table, since_ms
+            )
+            is_missing = (F.col("sink") == sink.name) & (F.col("kind") == "missing")
+            expired = bucket_hashes.persist(
+                frames, wrong.where(is_missing).join(kept, "id", "left_anti").select("sink", "id")
+            )
+            self._comparisons[sink.name].expired += expired.count()
+            wrong = wrong.join(expired, ["sink", "id"], "left_anti")
+        return wrong
 
     def _read_clock(self) -> int | None:
         """Read the time that the view's documents depend on; None if they depend on none."""

@@ -27,6 +27,7 @@ from cdc.config.view_settings import (
     WindowSettings,
 )
 from cdc.sinks import SETTINGS
+from cdc.sinks.redis.settings import CachedTable
 
 HEAD = """\
 # Settings
@@ -47,6 +48,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
         for kind in SETTINGS
     ),
     ("An entry of a sink's `tables`", ListedTable),
+    ("An entry of `tables` of a sink of `type: redis`", CachedTable),
     ("A view with `root`: a document for each row", ViewSettings),
     ("An entry of `include`, of a view or of another entry", IncludeSettings),
     ("A view with `from`: a document for each group of rows", GroupedViewSettings),

@@ -1,8 +1,8 @@
 """Exchange of two generations row by row, in databases that others use, too.
 
-Positions change places first, in one script. From then on each row changes places once, before it is
-written or when `complete` comes to it. So an exchange that is interrupted loses nothing: whoever
-writes goes on, and `complete` may be repeated, also by two at a time.
+Positions change places first, in one script. From then on nobody writes rows until `complete` has
+exchanged them all. So an exchange that is interrupted loses nothing: whoever is to write next
+completes it, also two at a time.
 """
 
 import json
@@ -19,7 +19,7 @@ from cdc.sinks.redis.scan import run_id
 from cdc.sinks.redis.scripts import EXCHANGE_SOME, SETTLE
 
 FIRST_ROWS = 50
-SLICE_ROWS = 500
+SLICE_ROWS = 250
 SLICE_BYTES = 500_000
 """Size of a call of `complete`: it takes a few milliseconds, during which the server serves nobody else."""
 
@@ -31,19 +31,12 @@ OVER = -1
 class Exchange(NamedTuple):
     """An exchange that isn't complete.
 
-    mark: distinguishes it from all others. live, other: numbers of the databases. ahead: by
-    partition, up to which offset the rows that change places to the live database are made. The
-    position there says less as long as some of them haven't: it is what readers wait for.
+    mark: distinguishes it from all others. live, other: numbers of the databases.
     """
 
     mark: str
     live: int
     other: int
-    ahead: tuple[int, ...] = ()
-
-    def is_ahead(self, partition: int, offset: int) -> bool:
-        """Whether a row has changes up to this offset once it has changed places."""
-        return partition < len(self.ahead) and offset < self.ahead[partition]
 
 
 def exchange_of(fields: Mapping[str, str]) -> Exchange | None:
@@ -52,24 +45,20 @@ def exchange_of(fields: Mapping[str, str]) -> Exchange | None:
     if mark is None:
         return None
     _, live, other = json.loads(mark)
-    return Exchange(mark, live, other, tuple(map(int, json.loads(fields.get("ahead", "[]")))))
+    return Exchange(mark, live, other)
 
 
 def new_mark(live: Database, other: Database) -> str:
     return json.dumps([new_generation(), live.number, other.number])
 
 
-def shown_fields(live: ViewCheckpoint | None, candidate: ViewCheckpoint) -> dict[str, str]:
-    """Build what a position says while its rows change places: no more than holds for every row.
-
-    Where the two can't be compared it says offset zero.
+def shown_offsets(live: ViewCheckpoint | None, candidate: ViewCheckpoint) -> tuple[int, ...]:
+    """Choose the offsets that readers are told while rows change places: no more than holds for every
+    row. Where the two can't be compared that is offset zero.
     """
-    ends = candidate.position.offsets
-    shown = (0,) * len(ends)
     if live and live.floor == candidate.floor and distance(live, candidate.position).comparable:
-        shown = live.position.offsets
-    offsets = {str(partition): str(offset) for partition, offset in enumerate(shown)}
-    return {**offsets, "ahead": json.dumps([str(offset) for offset in ends])}
+        return live.position.offsets
+    return (0,) * candidate.position.partition_count
 
 
 def complete(database: Database, table: str) -> None:

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 
 from cdc.codec.forms import Documents
+from cdc.codec.record import Change
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
@@ -23,9 +24,13 @@ from cdc.sink.lane import (
     Verdicts,
     Writer,
 )
-from cdc.sinks.redis.exchange import Exchange, exchanged_key
-from cdc.sinks.redis.scripts import APPLY, EXCHANGE_ROWS
+from cdc.sink.rejection import Source
+from cdc.sinks.redis.hashes import packed_fields
+from cdc.sinks.redis.scan import read_hashes
+from cdc.sinks.redis.scripts import APPLY
 
+COMMITTED_BYTES = 100
+"""Memory of the time of a row's newest change."""
 CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
 """Size of a Lua call: it takes a few milliseconds, during which the server serves nobody else."""
 
@@ -41,8 +46,6 @@ class PendingAdvance(NamedTuple):
     """Further fields that are stored with the position: field, value, ..."""
     takeover: int = 0
     """Number of the takeover by this writer. Where it is less, the server has gone back."""
-    exchange: Exchange | None = None
-    """The exchange of generations that isn't complete yet."""
 
     def arguments(self, *values: str | int | bytes) -> list[str | int | bytes]:
         """Build ARGV of `APPLY` and `FINISH`."""
@@ -128,9 +131,26 @@ class ChunkWriter(Writer):
         raise NotImplementedError
 
 
+@dataclass
 class RedisWriter(ChunkWriter):
+    """The writer of rows. lifetimes_ms: of rows, by table that has a `ttl`. hashes: the tables of
+    `form: hash`.
+    """
+
+    lifetimes_ms: Mapping[str, int] = field(default_factory=dict)
+    hashes: frozenset[str] = frozenset()
+    _committed_ms: dict[tuple[str, int], dict[str, int]] = field(init=False, default_factory=dict)
+    """By topic and partition, of rows that aren't written yet: when their newest change was committed."""
     form = Documents()
     limits = CHUNK
+
+    def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:  # noqa: ARG002
+        if part.advance.table.qualified not in self.lifetimes_ms:
+            return 0
+        committed_us = time.time() * 1e6 if change.commit_us is None else change.commit_us
+        rows = self._committed_ms.setdefault((part.topic, part.partition), {})
+        rows[change.id] = int(committed_us // 1000)
+        return COMMITTED_BYTES
 
     def read_stored(
         self, part: Part, rows: Sequence[FoldedRow]
@@ -138,18 +158,20 @@ class RedisWriter(ChunkWriter):
         """Read documents with one MGET, then how far this writer has moved the position.
 
         An earlier try of the task may have moved it past some of these rows: they are SUPERSEDED.
-        So are those that come with an exchange of generations.
         """
         pending = self.pending[part.topic]
         keys = self._keys(part, [row.id for row in rows])
-        self._exchange(part, keys)
-        position = position_key(self.prefix, part.advance.table.qualified)
+        table = part.advance.table
+        position = position_key(self.prefix, table.qualified)
+        server = client(self.url)
         try:
-            with client(self.url).pipeline(transaction=False) as pipeline:
-                # In this order: a row that is changed in between is below the position that follows.
-                pipeline.mget(keys)
-                pipeline.hmget(position, "topic_id", "writer", "generation", str(part.partition))
-                texts, stored = pipeline.execute()
+            # In this order: a row that is changed in between is below the position that follows.
+            if table.qualified in self.hashes:
+                by_key = dict(read_hashes(self.url, table, keys))
+                texts: list[Any] = [by_key.get(key) for key in keys]
+            else:
+                texts = list(server.mget(keys))
+            stored = server.hmget(position, "topic_id", "writer", "generation", str(part.partition))
         except redis.exceptions.RedisError as error:
             raise self._failure(part, error) from None
         documents: dict[str, bytes | Superseded] = {
@@ -160,44 +182,48 @@ class RedisWriter(ChunkWriter):
         moved_to = int(offset or 0) if (topic_id, writer, generation or "") == own else 0
         # A repair reads records from below the position; those are none of another try.
         written = [row.id for row in rows if part.view_offset <= row.offset < moved_to]
-        written += [row.id for row in rows if self._is_ahead(part, row)]
         return documents | dict.fromkeys(written, SUPERSEDED)
+
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        now_ms = time.time() * 1000
+        for part in parts:
+            expires = part.advance.table.qualified in self.lifetimes_ms
+            for row in part.rows.values() if expires else ():
+                if self._ends_ms(part, row) <= now_ms:
+                    # Not just left out: its former state may be from before there was a `ttl`.
+                    row.value = None
+        verdicts = super().write(parts)
+        for part in parts:
+            self._committed_ms.pop((part.topic, part.partition), None)
+        return verdicts
+
+    def _ends_ms(self, part: Part, row: FoldedRow) -> int:
+        """Return when a row expires, in milliseconds since 1970."""
+        committed_ms = self._committed_ms[part.topic, part.partition][row.id]
+        return committed_ms + self.lifetimes_ms[part.advance.table.qualified]
 
     def _call(
         self, part: Part, pending: PendingAdvance, rows: Sequence[FoldedRow], start: int, end: int
     ) -> Sequence[str]:
-        self._exchange(part, self._keys(part, [row.id for row in rows]))
-        rows = [row for row in rows if not self._is_ahead(part, row)]
-        keys = [
-            position_key(self.prefix, part.advance.table.qualified),
-            *self._keys(part, [row.id for row in rows]),
-        ]
+        table = part.advance.table.qualified
+        keys = [position_key(self.prefix, table), *self._keys(part, [row.id for row in rows])]
         values = [b"" if row.value is None else row.value for row in rows]
+        form = "json"
+        if table in self.hashes:
+            form = "hash"
+            values = [value and packed_fields(part.advance.table, value) for value in values]
+        ends_ms: list[str | int | bytes] = []
+        if table in self.lifetimes_ms:
+            ends_ms += [self._ends_ms(part, row) for row in rows]
         try:
             script = client(self.url).register_script(APPLY)
             answer: Sequence[str] = script(
-                keys=keys, args=pending.arguments(part.partition, start, end, *values)
+                keys=keys,
+                args=pending.arguments(part.partition, start, end, form, *values, *ends_ms),
             )
         except redis.exceptions.RedisError as error:
             raise self._failure(part, error) from None
         return answer
-
-    def _exchange(self, part: Part, keys: Sequence[str]) -> None:
-        """Exchange rows with the other generation's before this one's are read or written."""
-        if (current := self.pending[part.topic].exchange) is None:
-            return
-        position = position_key(self.prefix, part.advance.table.qualified)
-        try:
-            client(self.url).register_script(EXCHANGE_ROWS)(
-                keys=[position, exchanged_key(position), *keys],
-                args=(current.mark, current.live, current.other),
-            )
-        except redis.exceptions.RedisError as error:
-            raise self._failure(part, error) from None
-
-    def _is_ahead(self, part: Part, row: FoldedRow) -> bool:
-        current = self.pending[part.topic].exchange
-        return current is not None and current.is_ahead(part.partition, row.offset)
 
     def _keys(self, part: Part, ids: Sequence[str]) -> list[str]:
         prefix = view_key(self.prefix, part.advance.table.qualified)

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import redis
 
-from cdc.errors import SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.redis.checkpoint import checkpoint_of, extra_fields
-from cdc.sink.contract import Batch, Outcome
+from cdc.sink.contract import Batch, Outcome, PositionLost
 from cdc.sink.fencing import checkpoint_after, mismatch
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import GenerationReplaced
@@ -48,8 +47,10 @@ class Positions:
         return self._last_generation.get(table.qualified)
 
     def create(self, table: Table) -> None:
-        generation = self.generation(table) or new_generation()
         key = self._key(table)
+        if exchange_of(self.database.ask(lambda server: server.hgetall(key))):
+            raise self._completed(table)
+        generation = self.generation(table) or new_generation()
         self._last_generation.pop(table.qualified, None)
         self.database.ask(lambda server: server.hsetnx(key, "generation", generation))
 
@@ -97,9 +98,11 @@ class Positions:
         None when the advance is done: an earlier try may have applied a part of it, or all.
 
         Raises:
-            Fenced, PositionLost: see `Sink.apply`.
+            Fenced, PositionLost: see `Sink.apply`. PositionLost as well after an exchange of generations.
         """
         fields = self._read(advance.table)
+        if exchange_of(fields):
+            raise self._completed(advance.table)
         start = advance.start_offsets
         end = advance.end
         stored = checkpoint_of(fields)
@@ -111,19 +114,6 @@ class Positions:
             bounds = zip(start, offsets, end.offsets, strict=True)
             if all(low <= offset <= high for low, offset, high in bounds):
                 start = offsets
-        exchange = exchange_of(fields)
-        has_shown_nothing = stored is None or not any(stored.position.offsets)
-        if exchange and (advance.is_repair or has_shown_nothing):
-            # The repair's records may be older than the rows that change places. At offset zero the
-            # rows may be a former topic's, or from before a TRUNCATE: no record removes them.
-            complete(self.database, advance.table.qualified)
-            raise SinkUnavailable(
-                f"Generations of {advance.table.qualified} have changed places before rows were written.",
-                hint="`cdc run` tries again; after another command: run it again",
-                sink=self.database.sink,
-            )
-        if exchange and stored and stored.shape != advance.table.shape:
-            raise mismatch(advance.table, advance.start, stored.position, ours=False)
         generation = fields.get("generation", "")
         key = (advance.table.qualified, writer, generation)
         takeover = int(fields.get("takeovers", "0"))
@@ -140,7 +130,7 @@ class Positions:
             )
         checkpoint = checkpoint_after(advance, stored, Applied(), writer, generation)
         extra = () if advance.is_repair else extra_fields(checkpoint)
-        pending = PendingAdvance(advance, start, generation, writer, extra, takeover, exchange)
+        pending = PendingAdvance(advance, start, generation, writer, extra, takeover)
         if fields.get("writer") != writer:
             pending = pending._replace(takeover=self._take_over(pending, fields))
         self._takeovers[key] = pending.takeover
@@ -191,6 +181,19 @@ class Positions:
                 ours=checkpoint is None,
             )
         return takeover
+
+    def _completed(self, table: Table) -> PositionLost:
+        """Complete the exchange of all tables, which a command has begun that may be dead: nobody writes
+        a row before. Returns the error, since positions are others now.
+        """
+        names = self.database.ask(lambda server: server.smembers(self.database.names_key))
+        for name in sorted({table.qualified, *names}):
+            complete(self.database, name)
+        return PositionLost(
+            f"Generations of {table.qualified} have changed places before rows were written.",
+            hint="`cdc run` tries again; after another command: run it again",
+            sink=self.database.sink,
+        )
 
     def _key(self, table: Table) -> str:
         return self.database.position_key(table.qualified)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from cdc.redis.server import Switched, client, glob_literal
+from cdc.model.table import Table
+from cdc.redis.server import Switched, client, first_word, glob_literal
 from cdc.sink.scan import text_batch
+from cdc.sinks.redis import hashes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,26 +20,36 @@ PAGE_ROWS = 2000
 """Keys of a page: one request reads, removes or copies so many rows."""
 
 
-def read_rows(url: str, key_prefix: str) -> Iterator["pa.RecordBatch"]:
-    """Read all rows of a table, whose keys begin with its `view_key`."""
+def read_rows(url: str, hashed: Table | None, key_prefix: str) -> Iterator["pa.RecordBatch"]:
+    """Read all rows of a table, whose keys begin with its `view_key`. hashed: the table, if its rows are
+    hashes.
+    """
     for page in key_pages(url, key_prefix):
-        yield _rows(url, key_prefix, page)
+        yield _rows(url, hashed, key_prefix, page)
 
 
-def read_ids(url: str, key_prefix: str, ids: Sequence[str]) -> Iterator["pa.RecordBatch"]:
+def read_ids(
+    url: str, hashed: Table | None, key_prefix: str, ids: Sequence[str]
+) -> Iterator["pa.RecordBatch"]:
     """Read rows by id; absent ones are left out."""
-    yield _rows(url, key_prefix, [key_prefix + row_id for row_id in ids])
+    yield _rows(url, hashed, key_prefix, [key_prefix + row_id for row_id in ids])
 
 
-def read_tables(url: str, tables: Mapping[str, str], prefix: str) -> Iterator["pa.RecordBatch"]:
-    """Read the rows of tables: GROUPED. tables: by `view_key`, the name of each."""
+def read_tables(
+    url: str, tables: Mapping[str, str], unread: Sequence[str], prefix: str
+) -> Iterator["pa.RecordBatch"]:
+    """Read the rows of tables: GROUPED. tables: by `view_key`, the name of each. unread: names of those
+    that aren't read this way.
+    """
+    nothing = [None] * len(unread)
+    yield text_batch(table=unread, id=nothing, document=nothing)
 
     def split(key: str) -> int:
         # `view_key` escapes colons in a table's name, so the id follows the next one.
         return key.find(":", len(prefix) + 1) + 1
 
     for page in key_pages(url, f"{prefix}:"):
-        pairs = _values(url, [key for key in page if key[: split(key)] in tables])
+        pairs = _values(url, None, [key for key in page if key[: split(key)] in tables])
         names = [tables[key[: split(key)]] for key, _ in pairs]
         ids = [key[split(key) :] for key, _ in pairs]
         yield text_batch(table=names, id=ids, document=[value for _, value in pairs])
@@ -68,13 +80,29 @@ def run_id(server: redis.Redis) -> object:
         return None
 
 
-def _rows(url: str, key_prefix: str, keys: Sequence[str]) -> "pa.RecordBatch":
-    pairs = _values(url, keys)
+def _rows(url: str, hashed: Table | None, key_prefix: str, keys: Sequence[str]) -> "pa.RecordBatch":
+    pairs = _values(url, hashed, keys)
     ids = [key[len(key_prefix) :] for key, _ in pairs]
     return text_batch(id=ids, document=[value for _, value in pairs])
 
 
-def _values(url: str, keys: Sequence[str]) -> list[tuple[str, str]]:
+def read_hashes(url: str, table: Table, keys: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Read key and document of rows that are hashes. What isn't there, or is no hash, is left out."""
+    with client(url).pipeline(transaction=False) as pipeline:
+        for key in keys:
+            pipeline.hgetall(key)
+        answers = pipeline.execute(raise_on_error=False)
+    for key, answer in zip(keys, answers, strict=True):
+        if isinstance(answer, redis.exceptions.RedisError):
+            if first_word(answer) != "WRONGTYPE":
+                raise answer
+        elif answer:
+            yield key, hashes.document(table, answer)
+
+
+def _values(url: str, hashed: Table | None, keys: Sequence[str]) -> list[tuple[str, str]]:
+    if hashed:
+        return list(read_hashes(url, hashed, keys))
     # A key that SCAN returned may have been deleted since; MGET needs one key at least.
     values: Any = client(url).mget(keys) if keys else []
     return [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]

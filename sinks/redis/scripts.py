@@ -38,8 +38,9 @@ local function store(n)
 end
 """
 
-# Further KEYS: the rows. The rest of ARGV: partition, from, until, then a document per row, '' for
-# a delete.
+# Further KEYS: the rows. The rest of ARGV: partition, from, until, 'json' or 'hash', then per row its
+# document, or in MessagePack field, value, ...; '' for a delete. Then, of a table with a `ttl`, per row
+# when it expires, in milliseconds since 1970.
 APPLY = (
     MOVING
     + """
@@ -51,12 +52,22 @@ local function flush()
   set, gone = {}, {}
 end
 for i = 2, #KEYS do
-  local value = ARGV[first + 1 + i]
-  if value == '' then gone[#gone + 1] = KEYS[i] else set[#set + 1] = KEYS[i]; set[#set + 1] = value end
+  local value = ARGV[first + 2 + i]
+  if value == '' then
+    gone[#gone + 1] = KEYS[i]
+  elseif ARGV[first + 3] == 'hash' then
+    redis.call('DEL', KEYS[i])
+    redis.call('HSET', KEYS[i], unpack(cmsgpack.unpack(value)))
+  else
+    set[#set + 1] = KEYS[i]
+    set[#set + 1] = value
+  end
   n = n + 1
   if n % 2000 == 0 then flush() end
 end
 flush()
+local expires = first + 2 + #KEYS
+for i = expires + 1, #ARGV do redis.call('PEXPIREAT', KEYS[i - expires + 1], ARGV[i]) end
 redis.call('HSET', KEYS[1], ARGV[first], ARGV[first + 2])
 store(n)
 return {'ok'}
@@ -111,8 +122,8 @@ return 1
 """
 )
 
-# Exchanges positions; rows follow by `EXCHANGE_ROWS`. The rest of ARGV: the mark of this exchange, then
-# as JSON what else the positions that readers see say meanwhile: [{key, fields}].
+# Exchanges positions; rows follow by `EXCHANGE_SOME`. The rest of ARGV: the mark of this exchange, then
+# as JSON the offsets that readers are told meanwhile, as JSON: [{key, shown}].
 EXCHANGE_POSITIONS = (
     UNMOVED
     + """
@@ -128,54 +139,48 @@ for _, begun in ipairs(cjson.decode(ARGV[5])) do
     redis.call('HSET', begun.key, 'exchange', ARGV[4], unpack(positions[3 - place]))
   end
   redis.call('SELECT', ARGV[1])
-  for field, value in pairs(begun.fields) do redis.call('HSET', begun.key, field, value) end
+  redis.call('HSET', begun.key, 'shown', begun.shown)
 end
 return 1
 """
 )
 
-# Exchanges rows that haven't changed places yet, each with the row of the same key in the other database.
-# `is_written` counts equal rows as exchanged, too: they are about to be written. KEYS: position, the
-# set of rows that are exchanged. ARGV: the mark of the exchange, the database that readers see, the
-# other one. -1 when that exchange is over.
+# Exchanges rows that haven't changed places yet, each with the row of the same key in the other database,
+# together with the time at which it expires.
+# KEYS: position, the set of rows that are exchanged. ARGV: the mark of the exchange, the database that
+# readers see, the other one. -1 when that exchange is over.
 EXCHANGING = """
 redis.call('SELECT', ARGV[2])
 if redis.call('HGET', KEYS[1], 'exchange') ~= ARGV[1] then return -1 end
 local bytes = 0
-local function change_places(rows, is_written)
-  if #rows == 0 then return end
-  redis.call('SELECT', ARGV[3])
-  local there = redis.call('MGET', unpack(rows))
-  redis.call('SELECT', ARGV[2])
-  local here = redis.call('MGET', unpack(rows))
+local function change_places(rows)
+  local function read(database)
+    redis.call('SELECT', database)
+    local values = {}
+    for i, row in ipairs(rows) do
+      local value = redis.call('DUMP', row)
+      values[i] = value and redis.call('PEXPIRETIME', row) .. value
+    end
+    return values
+  end
+  local there = read(ARGV[3])
+  local here = read(ARGV[2])
+  local function aside(i) return KEYS[2] .. ':' .. i end
   local marks = {}
-  local function put(i, value)
-    if value then redis.call('MSET', rows[i], value) else redis.call('UNLINK', rows[i]) end
-  end
   for i, row in ipairs(rows) do
-    local differs = here[i] ~= there[i]
     bytes = bytes + #(here[i] or '')
-    local is_due = (differs or is_written) and redis.call('SISMEMBER', KEYS[2], row) == 0
-    if is_due then marks[#marks + 1] = row end
-    if is_due and differs then put(i, there[i]) else here[i] = nil end
+    if here[i] ~= there[i] and redis.call('SADD', KEYS[2], row) == 1 then marks[#marks + 1] = i end
   end
-  if #marks > 0 then redis.call('SADD', KEYS[2], unpack(marks)) end
+  for _, i in ipairs(marks) do if here[i] then redis.call('RENAME', rows[i], aside(i)) end end
   redis.call('SELECT', ARGV[3])
-  for i = 1, #rows do
-    if here[i] ~= nil then put(i, here[i]) end
-  end
+  for _, i in ipairs(marks) do if there[i] then redis.call('MOVE', rows[i], ARGV[2]) end end
+  redis.call('SELECT', ARGV[2])
+  for _, i in ipairs(marks) do if here[i] then redis.call('MOVE', aside(i), ARGV[3]) end end
+  redis.call('SELECT', ARGV[3])
+  for _, i in ipairs(marks) do if here[i] then redis.call('RENAME', aside(i), rows[i]) end end
   redis.call('SELECT', ARGV[2])
 end
 """
-
-# Further KEYS: rows that are written next.
-EXCHANGE_ROWS = (
-    EXCHANGING
-    + """
-change_places({unpack(KEYS, 3)}, true)
-return 1
-"""
-)
 
 # The rest of ARGV: a database, the pattern of keys of rows there, a cursor of SCAN, and a count of keys.
 # First comes the database that readers see, so that in the other one only rows without a counterpart are
@@ -193,7 +198,7 @@ if ARGV[4] ~= ARGV[2] then
     if redis.call('EXISTS', row) == 0 then rows[#rows + 1] = row end
   end
 end
-change_places(rows, false)
+change_places(rows)
 return {found[1], bytes}
 """
 )
@@ -205,15 +210,7 @@ SETTLE = (
     EXCHANGING
     + """
 if ARGV[4] ~= '' and not string.find(redis.call('INFO', 'server'), ARGV[4], 1, true) then return 0 end
-local function below(a, b) return #a < #b or (#a == #b and a < b) end
-local ahead = cjson.decode(redis.call('HGET', KEYS[1], 'ahead') or '[]')
-for i, offset in ipairs(ahead) do
-  local partition = tostring(i - 1)
-  if below(redis.call('HGET', KEYS[1], partition) or '0', offset) then
-    redis.call('HSET', KEYS[1], partition, offset)
-  end
-end
-redis.call('HDEL', KEYS[1], 'exchange', 'ahead')
+redis.call('HDEL', KEYS[1], 'exchange', 'shown')
 redis.call('UNLINK', KEYS[2])
 redis.call('SELECT', ARGV[3])
 redis.call('HDEL', KEYS[1], 'exchange')

@@ -2,15 +2,20 @@
 
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
+from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import readable, server
 from cdc.config.server_settings import TlsSettings, secret
-from cdc.config.sink_kinds import TRIGGER, SinkSettings
+from cdc.config.sink_kinds import TRIGGER, ListedTable, SinkSettings
+from cdc.config.source_settings import by_name
+from cdc.config.view_settings import Duration
+from cdc.model.table import Projection
 
 if TYPE_CHECKING:
     from cdc.documents.state import StateSink
@@ -66,6 +71,22 @@ def _sentinel(text: str) -> str:
     return text
 
 
+class CachedTable(ListedTable):
+    """An entry of a cache's `tables`."""
+
+    ttl: Duration | None = Field(default=None, examples=["1 day"])
+    """How long the cache has a row after its last change was committed; for ever without it."""
+    form: Literal["json", "hash"] = "json"
+    """How a row is kept: as a JSON object, or as a hash with a field for each column that isn't null."""
+
+    @property
+    def projection(self) -> Projection | None:
+        projection = super().projection
+        if self.form == "json":
+            return projection
+        return replace(projection or Projection(), form=self.form)
+
+
 class Redis(TlsSettings, SinkSettings):
     executor = "cdc.sinks.redis.executor"
     location_setting = "prefix"
@@ -91,6 +112,10 @@ class Redis(TlsSettings, SinkSettings):
     """The name under which the Sentinels know the primary."""
     sentinel_password: SecretStr | None = None
     """The password of the Sentinels themselves, if they ask for one."""
+    tables: tuple[Annotated[CachedTable, by_name], ...] | None = Field(
+        default=None, examples=["[public.orders]"]
+    )
+    """The captured tables that the cache has views of, as `tables` of any sink."""
     prefix: str = Field(
         pattern=r"^[^\s:]+$", description="a word without spaces and colons", examples=["shop"]
     )
@@ -193,7 +218,18 @@ class Redis(TlsSettings, SinkSettings):
     def build(self, name: str, pipeline: str) -> "Sink":  # noqa: ARG002
         from cdc.sinks.redis import sink
 
-        return sink.Redis(name, self.connection_url, self.prefix, self.spare, shared=self.shared)
+        lifetimes_ms = {
+            entry.table: microseconds(entry.ttl) // 1000 for entry in self.tables or () if entry.ttl
+        }
+        return sink.Redis(
+            name,
+            self.connection_url,
+            self.prefix,
+            self.spare,
+            shared=self.shared,
+            lifetimes_ms=lifetimes_ms,
+            hashes=frozenset(e.table for e in self.tables or () if e.form == "hash"),
+        )
 
     def build_state(self) -> "StateSink":
         from cdc.sinks.redis.documents.sink import DocumentState

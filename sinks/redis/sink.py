@@ -28,7 +28,7 @@ from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
 from cdc.sink.scan import GROUPED, pages, scan_items
 from cdc.sinks.redis import health, scan
 from cdc.sinks.redis.database import Database
-from cdc.sinks.redis.exchange import complete, new_mark, shown_fields
+from cdc.sinks.redis.exchange import complete, new_mark, shown_offsets
 from cdc.sinks.redis.executor import RedisWriter
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.scripts import EXCHANGE_DATABASES, EXCHANGE_POSITIONS
@@ -63,9 +63,12 @@ class Redis:
         generation_names: Mapping[str, str] | None = None,
         *,
         shared: bool = False,
+        lifetimes_ms: Mapping[str, int] | None = None,
+        hashes: frozenset[str] = frozenset(),
     ) -> None:
         """`spare` is the number of the database for other generations: the next one when None.
-        `shared`: others use these databases, too.
+        `shared`: others use these databases, too. `lifetimes_ms`: of rows, by table that has a `ttl`.
+        `hashes`: the tables of `form: hash`.
 
         Raises:
             SettingsError: the url names no server and database.
@@ -76,6 +79,8 @@ class Redis:
         self._database = Database(name, url, prefix)
         self.spare = self._database.number + 1 if spare is None else spare
         self.shared = shared
+        self.lifetimes_ms = dict(lifetimes_ms or {})
+        self.hashes = hashes
         self._positions = Positions(self._database, generation_names)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # the server's own
@@ -93,7 +98,12 @@ class Redis:
         return self._positions.checkpoint(table)
 
     def apply(self, batch: Batch) -> Outcome:
-        return self._positions.apply(batch, RedisWriter)
+        writer = partial(RedisWriter, lifetimes_ms=self.lifetimes_ms, hashes=self.hashes)
+        return self._positions.apply(batch, writer)
+
+    def lifetime_s(self, table: Table) -> float | None:
+        lifetime_ms = self.lifetimes_ms.get(table.qualified)
+        return None if lifetime_ms is None else lifetime_ms / 1000
 
     def clear(self, table: Table) -> None:
         """Empty the view; what another generation has left in this database makes room for it."""
@@ -107,16 +117,19 @@ class Redis:
     ) -> "DataFrame":
         """Read all keys by SCAN in one task, or the given ids by MGET."""
         key_prefix = view_key(self.prefix, table.qualified)
+        hashed = table if table.qualified in self.hashes else None
         if ids is None:
-            return scan_items(spark, partial(scan.read_rows, self.url), [key_prefix])
-        read = partial(scan.read_ids, self.url, key_prefix)
+            return scan_items(spark, partial(scan.read_rows, self.url, hashed), [key_prefix])
+        read = partial(scan.read_ids, self.url, hashed, key_prefix)
         return scan_items(spark, read, pages(ids, scan.PAGE_ROWS))
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
+        names = [table.qualified for table in tables]
+        unread = [name for name in names if name in self.hashes]
         tables_by_prefix = {
-            view_key(self.prefix, table.qualified): table.qualified for table in tables
+            view_key(self.prefix, name): name for name in names if name not in self.hashes
         }
-        read = partial(scan.read_tables, self.url, tables_by_prefix)
+        read = partial(scan.read_tables, self.url, tables_by_prefix, unread)
         return scan_items(spark, read, [self.prefix], GROUPED)
 
     def close(self) -> None:
@@ -124,13 +137,20 @@ class Redis:
 
     def for_generation(self, names: Mapping[str, str]) -> "Redis":
         url = at_database(self.url, self.spare)
-        live = self._database.number
-        return Redis(self.name, url, self.prefix, live, dict(names), shared=self.shared)
+        return Redis(
+            self.name,
+            url,
+            self.prefix,
+            self._database.number,
+            dict(names),
+            shared=self.shared,
+            lifetimes_ms=self.lifetimes_ms,
+            hashes=self.hashes,
+        )
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
         """Check memory, and that both databases are our own where they change places as a whole."""
-        for database in () if self.shared else (self._database, self._spare_database):
-            health.require_own(database)
+        self._require_own()
         health.require_memory(self._database)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
@@ -141,6 +161,7 @@ class Redis:
         if are_live(positions(self, tables), names):
             return {}
         candidate = Positions(self._spare_database, names)
+        self._require_own()
         if not self.shared:
             # Tables that the pipeline has no more are copied, so that their readers keep them.
             own_names = {table.qualified for table in tables}
@@ -201,6 +222,10 @@ class Redis:
             return [self._database]
         return [self._database, self._spare_database]
 
+    def _require_own(self) -> None:
+        for database in () if self.shared else (self._database, self._spare_database):
+            health.require_own(database)
+
     def _complete(self, tables: Sequence[Table]) -> None:
         """Complete exchanges of rows, this command's or another's that was killed."""
         for table in tables:
@@ -237,8 +262,8 @@ def exchange(
             {"database": str(side.database.number), "key": key, "fields": expected_fields(fields)}
             for side, fields in zip((live, candidate), both, strict=True)
         ]
-        shown = shown_fields(stored, candidate_stored) if candidate_stored else {}
-        begun.append({"key": key, "fields": shown})
+        shown = shown_offsets(stored, candidate_stored) if candidate_stored else ()
+        begun.append({"key": key, "shown": json.dumps(shown)})
     if lagging:
         return False
     numbers = (live.database.number, candidate.database.number)

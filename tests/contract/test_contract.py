@@ -70,7 +70,10 @@ def maker(
     stack: Stack = request.getfixturevalue("stack")
     if kind == "redis":
         # Databases of its own: generations change places with all that is in them.
-        return lambda: Redis("cache", stack.endpoints.redis.removesuffix("/0") + "/4", unique)
+        url = stack.endpoints.redis.removesuffix("/0")
+        for number in "45":
+            redis.Redis.from_url(f"{url}/{number}").flushdb()
+        return lambda: Redis("cache", f"{url}/4", unique)
     if kind == "redis, shared":
         url = stack.endpoints.redis.removesuffix("/0") + "/6"
         return lambda: Redis("cache", url, unique, shared=True)

@@ -106,7 +106,9 @@ def test_a_task_that_is_tried_again_goes_on(harness: Harness, calls: int, late: 
     batch = harness.batch(None, harness.topic.ends, "one")
     writers: list[RedisWriter] = []
 
-    def first_try(url: str, prefix: str, pending: Mapping[str, PendingAdvance]) -> RedisWriter:
+    def first_try(
+        url: str, prefix: str, pending: Mapping[str, PendingAdvance], **_: Any
+    ) -> RedisWriter:
         writers.append(RedisWriter(url, prefix, pending))
         return CutRedis(url, prefix, pending, calls=calls, late=late)
 
@@ -131,7 +133,9 @@ def test_a_task_that_is_tried_again_rejects_nothing_for_a_later_delete(harness: 
     batch = harness.batch(harness.position(), harness.topic.ends, "one")
     writers: list[RedisWriter] = []
 
-    def first_try(url: str, prefix: str, pending: Mapping[str, PendingAdvance]) -> RedisWriter:
+    def first_try(
+        url: str, prefix: str, pending: Mapping[str, PendingAdvance], **_: Any
+    ) -> RedisWriter:
         writers.append(RowByRow(url, prefix, pending))
         return CutRowByRow(url, prefix, pending, calls=2)
 
@@ -171,6 +175,126 @@ def test_a_repair_of_many_rows_moves_nothing(harness: Harness) -> None:
             harness.send(harness.repair(position, "one"))
         assert harness.position() == position
     assert_goes_on(harness)
+
+
+# Rows that expire
+
+DAY = 86_400_000_000
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_row_expires_a_while_after_its_last_change(
+    spark: "SparkSession", unique: str, own_server: str, shared: bool
+) -> None:
+    """In every generation at the same time; what is over isn't written, and an older state of it goes."""
+    name = table("").qualified
+    limited = harness_of(
+        spark, unique, own_server, shared=shared, lifetimes_ms={name: 10 * DAY // 1000}
+    )
+    unlimited = harness_of(spark, unique, own_server)
+    begin = view_key(unique, name)
+    now_us = int(time.time() * 1_000_000)
+
+    def ends(url: str = own_server) -> dict[str, int]:
+        """When each row expires, in microseconds since 1970."""
+        with server_at(url) as server:
+            return {
+                key.removeprefix(begin): int(server.pexpiretime(key)) * 1000
+                for key in server.scan_iter(f"{begin}*")
+            }
+
+    def add(op: str, number: int, committed_us: int, *lacking: str) -> None:
+        limited.topic.add(op, row("k", number), lacking, committed_us=committed_us)
+
+    def id_of(number: int) -> str:
+        return row_id(["k", number])
+
+    unlimited.topic = limited.topic
+    for number in (1, 2, 3):
+        add("c", number, now_us - 11 * DAY)
+    unlimited.apply(writer="before there was a ttl")
+    assert set(ends().values()) == {-1000}
+    add("u", 1, now_us - 3 * DAY, "v")
+    add("u", 2, now_us - 10 * DAY - 1, "v")
+    add("c", 4, now_us - 12 * DAY)
+    for days in (9, 1):
+        add("c" if days == 9 else "u", 5, now_us - days * DAY)
+    applied = limited.apply()
+    assert (applied.read, applied.written, applied.deleted, applied.folded) == (5, 2, 2, 1)
+    assert applied.accounted == applied.read
+    left = {id_of(1): now_us + 7 * DAY, id_of(5): now_us + 9 * DAY}
+    assert ends() == {key: end // 1000 * 1000 for key, end in left.items()} | {id_of(3): -1000}
+    add("d", 5, now_us)
+    add("c", 6, now_us)
+    limited.apply()
+    expected = {id_of(1): now_us + 7 * DAY, id_of(6): now_us + 10 * DAY}
+    in_time = {key: end // 1000 * 1000 for key, end in expected.items()}
+    names, build = limited.begin_generation()
+    limited.apply(writer="rebuild", sink=build)
+    assert ends(own_server[:-1] + "1") == in_time
+    former = limited.sink.promote([limited.table], names)
+    assert ends() == in_time
+    assert ends(own_server[:-1] + "1") == in_time | {id_of(3): -1000}
+    limited.sink.promote([limited.table], former)
+    assert ends() == in_time | {id_of(3): -1000}
+    limited.sink.close()
+    with server_at(own_server) as server:
+        server.flushall()
+
+
+# Rows as hashes
+
+HASH_LAWS = [
+    laws.every_key_has_a_row_of_its_own,
+    laws.the_newest_of_a_batch_wins,
+    laws.a_value_that_is_not_carried_stays,
+    laws.an_unknown_value_is_refused,
+    laws.a_repair_moves_nothing,
+    laws.a_generation_is_built_unseen,
+    laws.a_cleared_view_is_made_again,
+    laws.a_removed_view_leaves_nothing_behind,
+]
+"""Those in which rows are written, completed, read, removed and given to another generation."""
+
+
+@pytest.mark.parametrize("law", HASH_LAWS, ids=lambda law: law.__name__)
+def test_law_of_rows_as_hashes(
+    own_server: str, harness: Harness, unique: str, law: Callable[[Harness], None]
+) -> None:
+    """By a user with the documented rights; generations change places row by row."""
+    user(own_server, f"~{unique}:*", *(f"+{command}" for command in COMMANDS.split()))
+    url = own_server.replace("redis://", "redis://cdc:hush-hush@")
+    hashed = harness_of(harness.spark, unique, url, shared=True, hashes=frozenset({harness.name}))
+    law(hashed)
+    with server_at(own_server) as server:
+        rows = list(server.scan_iter(f"{view_key(unique, harness.name)}*"))
+        assert {server.type(key) for key in rows} <= {"hash"}
+    hashed.sink.close()
+
+
+def test_a_hash_that_somebody_has_overwritten_counts_as_missing(
+    spark: "SparkSession", unique: str, own_server: str
+) -> None:
+    hashed = harness_of(spark, unique, own_server, hashes=frozenset({"public.items"}))
+    fill_view(hashed)
+    hashed.topic.add("u", row("k1", 1, None))
+    hashed.apply()
+    begin = view_key(unique, "public.items")
+    key = begin + row_id(["k0", 0])
+    with server_at(own_server) as server:
+        assert server.hgetall(key) == {"a": "k0", "b": "0", "v": "first 0", "n": "1"}
+        assert server.hgetall(begin + row_id(["k1", 1])) == {"a": "k1", "b": "1", "n": "1"}
+        server.set(key, "text")
+    rows = hashed.topic.model()
+    assert hashed.view() == {name: value for name, value in rows.items() if value["a"] != "k0"}
+    ids = [row["id"] for row in hashed.sink.scan(hashed.table, spark, list(rows)).collect()]
+    assert len(ids) == len(rows) - 1
+    assert isinstance(hashed.sink, Redis)
+    grouped = hashed.sink.scan_group([hashed.table], spark)
+    assert [(row["table"], row["id"]) for row in grouped.collect()] == [("public.items", None)]
+    hashed.sink.close()
+    with server_at(own_server) as server:
+        server.flushall()
 
 
 # A server that can't be written to for a while (finding 18)

@@ -18,7 +18,7 @@ from cdc.model.table import Table
 from cdc.postgres.row_query import row_query
 from cdc.sink.contract import SchemaMismatch
 from cdc.verify import source_rows
-from cdc.verify.comparison import Options
+from cdc.verify.comparison import Comparison, Options
 from cdc.verify.repair import repair
 from cdc.verify.verification import verify
 from tests.support import http
@@ -110,12 +110,75 @@ def test_each_sink_has_the_tables_that_it_lists(world: "World") -> None:
     assert cached(world, ORDERS) == stood
     assert world.cdc("plan").stdout.splitlines()[:3] == [KEPT, "nothing to do", ""]
 
-    list_tables(world, "[public.items, public.orders]")
+    list_tables(world, "[public.items, {table: public.orders, ttl: 1 hour}]")
     assert unfolded(world).startswith("nothing to do sink table columns rows change")
     with world.running():
         world.settle()
         assert compared(world) == EVERYWHERE
     assert cached(world, ORDERS) == dict.fromkeys(range(3, ROWS + 1), 2)
+    missing_rows_have_expired_or_not(world)
+
+
+def missing_rows_have_expired_or_not(world: "World") -> None:
+    """By the time of their last change, which a rebuild goes by, too."""
+    begin = f"{world.name}:{ORDERS}:"
+    with redis.Redis.from_url(world.cache) as cache:
+        assert 0 < cache.ttl(f"{begin}3") <= 3600
+        cache.delete(f"{begin}3", f"{begin}4")
+        cache.set(f"{begin}1000", json.dumps({"id": 1000, "n": 1}))
+        cache.set(f"{begin}5", json.dumps({"id": 5, "n": 9}))
+
+    def found(*, lifetime: str) -> Comparison:
+        list_tables(world, f"[public.items, {{table: public.orders, ttl: {lifetime}}}]")
+        sinks = [sink for sink in world.sinks if sink.name == "cache"]
+        tables = [table for table in world.described if table.qualified == ORDERS]
+        (comparison,) = verify(world.spark, world.pipeline, tables, sinks)
+        return comparison
+
+    young = found(lifetime="1 hour")
+    assert {(row.id, row.kind) for row in young.differences} == {
+        ("3", "missing"),
+        ("4", "missing"),
+        ("5", "different"),
+        ("1000", "extra"),
+    }
+    assert young.expired == 0
+    old = found(lifetime="1 second")
+    assert {(row.id, row.kind) for row in old.differences} == {
+        ("5", "different"),
+        ("1000", "extra"),
+    }
+    assert old.expired == 2
+    world.sql("UPDATE items SET n = 3")
+    with world.running():
+        world.rebuild("cache")
+        world.settle()
+        assert compared(world) == EVERYWHERE
+        assert f"{ORDERS} in cache: {ROWS - 2} rows have expired" in world.cdc("verify").stdout
+    assert cached(world, ORDERS) == {}
+    a_row_is_a_hash_once_its_view_is_made_again(world)
+
+
+def a_row_is_a_hash_once_its_view_is_made_again(world: "World") -> None:
+    list_tables(world, "[public.items, {table: public.orders, form: hash}]")
+    assert goes(world)["cache", ORDERS] == ("all", "all", "rebuild")
+    with world.running():
+        world.rebuild("cache")
+        world.sql("UPDATE orders SET n = NULL WHERE id = 3", "UPDATE orders SET n = 7 WHERE id = 4")
+        world.settle()
+        assert compared(world) == EVERYWHERE
+        begin = f"{world.name}:{ORDERS}:"
+        with redis.Redis.from_url(world.cache, decode_responses=True) as cache:
+            assert [cache.hgetall(f"{begin}{number}") for number in (3, 4, 5)] == [
+                {"id": "3"},
+                {"id": "4", "n": "7"},
+                {"id": "5", "n": "2"},
+            ]
+            cache.hset(f"{begin}6", "n", "8")
+            cache.delete(f"{begin}7")
+        wrong = json.loads(world.cdc("verify", "--sink", "cache", "--json", code=8).stdout)
+        found = {row["id"]: row["kind"] for view in wrong["views"] for row in view["sample"]}
+        assert found == {"6": "different", "7": "missing"}
 
 
 LISTS = {
@@ -124,7 +187,7 @@ LISTS = {
     "warehouse": "columns: [n], rename: {n: amount}, where: n <= 40",
 }
 KINDS = {"search": "elasticsearch", "cache": "redis", "warehouse": "delta"}
-STOPPED = "was made with other columns, names or rows"
+STOPPED = "was made with other columns, names, rows or form"
 
 
 def write_lists(world: "World", lists: dict[str, str]) -> None:

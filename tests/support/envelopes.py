@@ -28,6 +28,7 @@ RECORDS = {
 }
 Row = dict[str, Any]
 PLACEHOLDER = "__cdc_unavailable_0123456789abcdef0123456789abcdef"
+COMMITTED_US = 1_700_000_000_000_000
 MASKS: tuple[Any, ...] = (PLACEHOLDER, [PLACEHOLDER])
 """The placeholder of a text, of an array of texts."""
 
@@ -61,7 +62,14 @@ class Topic:
         self.records: list[Record] = []
         self._next = [0] * partitions
 
-    def add(self, op: str, row: Row, lacking: Sequence[str] = (), lsn: int = 1) -> None:
+    def add(
+        self,
+        op: str,
+        row: Row,
+        lacking: Sequence[str] = (),
+        lsn: int = 1,
+        committed_us: int = COMMITTED_US,
+    ) -> None:
         """Add a record of one change; the values of `lacking` stay as they were, and the record doesn't carry them."""
         key = {name: row[name] for name in self.table.key}
         # hash() of text differs between runs; and the sum of bytes put all rows of the laws into
@@ -69,11 +77,12 @@ class Topic:
         partition = crc32(json.dumps(key).encode()) % self.partitions
         if op == "d":
             old_row = {column.name: "" for column in self.table.columns} | key
-            self._append(partition, key, envelope("d", old_row, None, lsn))
+            self._append(partition, key, envelope("d", old_row, None, lsn, committed_us))
             self._append(partition, key, None)
         else:
             masks = {name: MASKS[self.table.column(name).type.endswith("[]")] for name in lacking}
-            self._append(partition, key, envelope(op, None, {**row, **masks}, lsn))
+            after = {**row, **masks}
+            self._append(partition, key, envelope(op, None, after, lsn, committed_us))
 
     def gap(self, partition: int) -> None:
         """An offset without a record, as a transaction marker leaves."""
@@ -115,10 +124,16 @@ class Topic:
         self._next[partition] += 1
 
 
-def envelope(op: str, before: Row | None, after: Row | None, lsn: int = 1) -> Row:
+def envelope(
+    op: str,
+    before: Row | None,
+    after: Row | None,
+    lsn: int = 1,
+    committed_us: int = COMMITTED_US,
+) -> Row:
     source = {
         "version": "3.7.0.Final",
-        "ts_us": 1_700_000_000_000_000,
+        "ts_us": committed_us,
         "lsn": lsn,
         "schema": "public",
     }

@@ -60,6 +60,8 @@ def cache(folder: Path, text: str) -> Redis:
         (f"url: redis://h, {PAIR}", "certificate", "needs TLS, and the url doesn't begin with rediss:", "rediss://"),
         ("url: rediss://h, ca: /no/ca.pem", "ca", "is not an existing file", "PEM"),
         (f"url: rediss://h, key: {ELSEWHERE}", "c0", "certificate and key go together", "both"),
+        ("url: redis://h, tables: [{table: public.items, ttl: 1 month}]", "0.ttl", "a month has no fixed", "30 days"),
+        ("url: redis://h, tables: [{table: 'public.*', ttl: 1 day}]", "tables.0", "ttl is a single table's", "ttl: "),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_setting(
@@ -145,6 +147,23 @@ def test_a_right_that_a_script_lacks_is_named_as_far_as_the_server_says(
     kind, message = failure(redis.exceptions.ResponseError(text), "redis://h/0", "cache")
     assert kind == "forbidden"
     assert f"doesn't let its user use {right}, for cache" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MOVED 12182 10.0.0.7:6379",
+        "CROSSSLOT Keys in request don't hash to the same slot",
+        "ERR SELECT is not allowed in cluster mode",
+    ],
+)
+def test_a_node_of_a_cluster_is_refused_by_name(text: str) -> None:
+    """As Valkey 9.1 answers, and to SELECT Redis 7."""
+    kind, message = failure(redis.exceptions.ResponseError(text), "redis://h/0", "cache")
+    assert kind == "clustered"
+    assert message == (
+        "The server at redis://h/0 is a node of a cluster, where keys of cache are spread over nodes."
+    )
 
 
 def test_the_documented_rights_are_those_of_the_suites() -> None:

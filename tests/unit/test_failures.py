@@ -116,7 +116,16 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
         },
         Remedy.RESTART: {"rewound", "unread", "gone"},
         Remedy.STOP: {
-            *("rejected", "forbidden", "misplaced", "stranger", "oversized", "rekeyed", "trust"),
+            *(
+                "rejected",
+                "forbidden",
+                "misplaced",
+                "clustered",
+                "stranger",
+                "oversized",
+                "rekeyed",
+                "trust",
+            ),
             *("login", "certificate", "client", "plain", "fenced", "unauthorized", "refused"),
             *("sentinel", "service"),
         },

@@ -184,31 +184,6 @@ def test_a_stream_applies_what_is_written_while_it_runs() -> None:
     assert run.view == run.topic.model()
 
 
-@pytest.mark.parametrize(("promoted", "waits"), [("next", True), ("shown", False)])
-def test_a_stream_waits_for_a_promotion_until_its_views_are_the_promoted_ones(
-    promoted: str, waits: bool
-) -> None:
-    """What follows the switch takes no wait before each batch, as long as it may be."""
-
-    def write(run: Simulation) -> None:
-        run.change("c", len(run.topic.records))
-        tick = {"at": run.clock.now}
-        Registry(SHOP, run.log, lambda: run.clock.now).write((("tick", "cache", "a command"), tick))
-
-    run = Simulation(write, seconds=20)
-    run.sink.generation = "shown"
-    run.change("c", 0)
-    build = GenerationBuild("cache", "promote", {ITEMS.qualified: promoted}, run.clock.now)
-    Registry(SHOP, run.log, lambda: run.clock.now).write(
-        (("claim", "cache", "a command"), {"at": run.clock.now}),
-        (("work", "cache"), asdict(build)),
-    )
-    run.stream.run()
-    starts = [began for began, _ in run.sink.batches]
-    longest_s = max(later - earlier for earlier, later in pairwise(starts[1:]))
-    assert (longest_s > 4) == waits
-
-
 def test_small_batches_keep_the_interval() -> None:
     def write(run: Simulation) -> None:
         run.change("c", len(run.topic.records))

@@ -57,6 +57,11 @@ class TypeCodec:
     """
 
     @property
+    def is_text(self) -> bool:
+        """Say whether every value is a string in a document."""
+        return self.compare == "text" and "to_json" not in self.source
+
+    @property
     def is_converted(self) -> bool:
         """Say whether a document's value may differ from the connector's, or be damaged."""
         return self.document is not None or self.lost is not None
