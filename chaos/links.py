@@ -41,10 +41,12 @@ class Link:
         self._chance = random.Random(f"{seed} {name}")
         self._connections: set[asyncio.StreamWriter] = set()
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         asyncio.run_coroutine_threadsafe(self._listen(), loop).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._server.close)
 
     @contextmanager
     def disturbed(self, disturbance: Disturbance) -> Iterator[None]:
@@ -67,7 +69,7 @@ class Link:
                 _reset(writer)
 
     async def _listen(self) -> None:
-        await asyncio.start_server(self._accept, sock=self._listener)
+        self._server = await asyncio.start_server(self._accept, sock=self._listener)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.disturbance is Disturbance.RESET:
@@ -85,13 +87,14 @@ class Link:
             self._pass_on(far_reader, writer, answers=True),
         )
         tasks = [asyncio.create_task(way) for way in ways]
-        # The end of one direction is the end of both: no server here goes on after half a close.
-        _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        for end in pair:
-            self._connections.discard(end)
-            with suppress(OSError):
+        try:
+            # The end of one direction is the end of both: no server here goes on after half a close.
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for end in pair:
+                self._connections.discard(end)
                 end.close()
 
     async def _pass_on(
@@ -131,8 +134,22 @@ def links(names: tuple[str, ...], seed: int) -> Iterator[dict[str, Link]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
+    made: dict[str, Link] = {}
     try:
-        yield {name: Link(name, seed, loop) for name in names}
+        for name in names:
+            made[name] = Link(name, seed, loop)
+        yield made
     finally:
+        for link in made.values():
+            link.close()
+        asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        loop.close()
+
+
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
