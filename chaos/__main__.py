@@ -47,9 +47,9 @@ class Nemesis:
         self.check()
 
     def fire(self, step: Step) -> None:
+        typer.echo(f"{self.scene.history.seconds:6.0f} s  {' and '.join(step.faults)}", nl=False)
         with ExitStack() as faults:
             for name in step.faults:
-                typer.echo(f"{self.scene.history.seconds:6.0f} s  {name}", nl=False)
                 self.scene.history.note("fault", fault=name, hold_s=step.hold_s)
                 faults.enter_context(FAULTS[name](self.scene))
                 self.fired[name] += 1

@@ -50,6 +50,7 @@ views:
   overdrawn:
     root: public.accounts
     where: balance < 0
+    alerts: true
     columns: [balance, ver]
     to: [search, cache, topic]
 """

@@ -53,6 +53,7 @@ class Index:
             rows |= {hit["_id"]: _own(hit["_source"]) for hit in page["hits"]["hits"]}
             following = {"scroll": "1m", "scroll_id": page["_scroll_id"]}
             page = self._ask("POST", "/_search/scroll", following)
+        self._ask("DELETE", "/_search/scroll", {"scroll_id": page["_scroll_id"]})
         return rows
 
     def versions(self, table: str, keys: Iterable[int]) -> Versions:
