@@ -37,14 +37,14 @@ class Nemesis:
         self.checked = 0
 
     def play(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        quiet = time.monotonic() + QUIET_EVERY_S
-        while time.monotonic() < end:
-            self.fire(next(self.steps))
-            if time.monotonic() > quiet:
-                self.check()
-                quiet = time.monotonic() + QUIET_EVERY_S
-        self.check()
+        """Fire for so many seconds, quiet points not included."""
+        while seconds > 0:
+            until_quiet_s = min(seconds, QUIET_EVERY_S)
+            began = time.monotonic()
+            while time.monotonic() < began + until_quiet_s:
+                self.fire(next(self.steps))
+            seconds -= time.monotonic() - began
+            self.check()
 
     def fire(self, step: Step) -> None:
         typer.echo(f"{self.scene.history.seconds:6.0f} s  {' and '.join(step.faults)}", nl=False)
