@@ -15,7 +15,7 @@ import psycopg
 
 from cdc.kafka.clients import connection_settings, kafka
 from chaos.links import Disturbance
-from chaos.scene import PIPELINE, SINKS, Scene, Violated
+from chaos.scene import PIPELINE, SINKS, VERB_S, Scene, Violated
 from chaos.stack import LINKS, frozen
 from chaos.views import wait_until
 
@@ -24,8 +24,8 @@ HOLD_S = (1.0, 10.0)
 GAP_S = (0.5, 4.0)
 TWICE = 0.2
 """The share of steps with two faults at once."""
-FOUND_S = 180.0
-"""The longest time until `cdc status` reports what it refuses."""
+FOUND_S = 300.0
+"""The longest time until a refusal is reported."""
 PART_S = 90.0
 FULL_BYTES = 4096
 Inject = Callable[[Scene], AbstractContextManager[None]]
@@ -143,19 +143,18 @@ def topic_deleted(scene: Scene) -> Iterator[None]:
 
 
 def refused(scene: Scene, code: str) -> None:
-    """Wait until `cdc status` reports what only a command by hand repairs."""
+    """Wait until `cdc status` or `cdc doctor` reports what only a command by hand repairs."""
     codes: set[str] = set()
 
     def reported() -> bool:
-        ended = subprocess.run(
-            scene.command("status", "--json"), capture_output=True, check=False, timeout=60
-        )
-        codes.clear()
-        codes.update(finding["code"] for finding in json.loads(ended.stdout)["findings"])
+        for verb in ("status", "doctor"):
+            words = scene.command(verb, "--json")
+            ended = subprocess.run(words, capture_output=True, check=False, timeout=VERB_S)
+            codes.update(finding["code"] for finding in json.loads(ended.stdout)["findings"])
         return code in codes
 
     if not wait_until(reported, FOUND_S, 1):
-        raise Violated([f"cdc status doesn't report {code} but {', '.join(sorted(codes))}"])
+        raise Violated([f"{code} isn't reported, only {', '.join(sorted(codes))}"])
 
 
 BY_HAND: Mapping[str, Inject] = {"slot dropped": slot_dropped, "topic deleted": topic_deleted}
