@@ -99,6 +99,8 @@ class Scene:
         self.history = history
         self.chance = random.Random(f"{seed} scene")
         self.seen: list[Seen] = []
+        self.snapshot = False
+        """Whether a new snapshot fills the views again, so that rows may be missing until the next quiet point."""
         self.watches: dict[str, Watch] = {}
         self._ending = ExitStack()
         self.warehouse_folder = folder / "warehouse"
@@ -152,7 +154,8 @@ class Scene:
         self._ending.close()
 
     def _note(self, sink: str, table: str, key: int, ver: int | None) -> None:
-        self.seen.append(Seen(sink, table, key, ver))
+        if ver is not None or not self.snapshot:
+            self.seen.append(Seen(sink, table, key, ver))
 
     def command(self, *words: str) -> list[str]:
         return cdc(self.file, *words)
@@ -217,6 +220,7 @@ class Scene:
             )  # fmt: skip
             if violations:
                 raise Violated(violations)
+            self.snapshot = False
             self.cdc("verify")
 
     def _differences(self) -> list[str]:
