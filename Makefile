@@ -4,7 +4,7 @@ PY := .venv/bin/python
 CDC := .venv/bin/cdc -p sample/airport.yaml
 PROPERTIES = $(shell grep -rl "^from tests.support.budget import" tests)
 STAMP := .venv/.installed
-.PHONY: help setup demo test bench properties check up down status clean fmt lint type deps docs unit browser spark contract integration scenarios lock image
+.PHONY: help setup demo test bench chaos properties check up down status clean fmt lint type deps docs unit browser spark contract integration scenarios lock image
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ properties: setup ## random records and histories, 20 times as many as in test; 
 
 bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M or L; ONLY="views growth")
 	@$(PY) -m bench --size $${SIZE:-M} $(ONLY:%=--only %)
+
+chaos: setup ## break the running pipeline on purpose, and check it (MINUTES=30 SEED=7; ONLY="postgres slot")
+	@$(PY) -m chaos --minutes $${MINUTES:-30} --seed $${SEED:-1} $(ONLY:%=--only %)
 
 # Half of the unit tests' time is waiting, for a server that says nothing or a process that ends: so they are in two parts.
 check: setup ## before every commit: lint, types, documentation and the tests that need no server

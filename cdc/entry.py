@@ -5,7 +5,13 @@ imported.
 import os
 import signal
 import sys
+import threading
 from typing import NoReturn
+
+ASKING = "ask-"
+"""How the names of threads begin that `cdc.observe.collection` may have stopped waiting for. If one is reading
+a warehouse, Arrow's exit handler waits for it, and it for the interpreter that has just ended: for ever.
+"""
 
 
 def main() -> NoReturn:
@@ -17,7 +23,14 @@ def main() -> NoReturn:
     if "run" not in sys.argv:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, restored)
-    verbs.main()
+    try:
+        verbs.main()
+    except SystemExit as ended:
+        if any(thread.name.startswith(ASKING) for thread in threading.enumerate()):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended.code if isinstance(ended.code, int) else 1)
+        raise
 
 
 def _leave(number: int, _: object) -> NoReturn:
