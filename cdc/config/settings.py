@@ -55,14 +55,10 @@ class NotifySettings(Section):
 
 
 class ProofSettings(Section):
-    """How `cdc run` compares views with Postgres while it works."""
+    """How `cdc run` compares rows that have changed with Postgres."""
 
     percent: float = Field(default=3.0, ge=0, le=100)
     """The share of a core that comparing rows may take, in percent. 0: nothing is compared."""
-    sweep_hours: float = Field(default=24.0, gt=0)
-    """How often all rows of a view are compared, whether they have changed or not."""
-    repair: bool = False
-    """Whether rows that differ are sent through the log again, as by `cdc verify --repair`."""
 
 
 def _proof(value: object) -> object:
@@ -135,7 +131,7 @@ class Pipeline(Section):
     )
     """Kafka Connect's REST interface: its URL, or settings."""
     proof: Annotated[ProofSettings, BeforeValidator(_proof)] = ProofSettings()
-    """How views are compared with Postgres during a run; `off`: not at all."""
+    """How rows that have changed are compared with Postgres during a run; `off`: not at all."""
     notify: tuple[NotifySettings, ...] = ()
     """Who is notified of trouble."""
     delete_retention_hours: float = Field(default=168.0, gt=0)

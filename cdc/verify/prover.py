@@ -37,7 +37,6 @@ from cdc.verify.barrier import Barrier, WaitOptions, passed_views, place_barrier
 from cdc.verify.changed_rows import ChangedAnswer, ChangedTable, ChangedView, compare_changed
 from cdc.verify.comparison import Options, View
 from cdc.verify.proof import damage_of
-from cdc.verify.repair import repair
 from cdc.verify.source_rows import clock_setting
 from cdc.verify.turns import Moment, ProvedView, begin, judge, range_end
 from cdc.verify.verification import TableVerification
@@ -45,7 +44,6 @@ from cdc.verify.verification import TableVerification
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EVERY_S = 1.0
 LEAST_PAUSE_S = 5.0
 RECORDS_PER_S = 10.0
 """Proofs written to the registry per second on average. All who look at the pipeline read them."""
@@ -58,7 +56,10 @@ TURN_OFFSETS = 20_000
 BEHIND_OFFSETS = 1_000_000
 """So far behind, comparing all rows is faster."""
 CONFIRM_S = 120.0
-TAG = "cdc-proof"
+EVERY_S = 1.0
+"""Seconds between two looks whether the time of a turn has come."""
+POOL = "cdc-proof"
+"""The scheduler's pool of its jobs, and their tag."""
 log = structlog.get_logger()
 
 
@@ -101,7 +102,16 @@ def proving(
             yield
         finally:
             stopping.set()
-            spark.sparkContext.cancelJobsWithTag(TAG)
+            spark.sparkContext.cancelJobsWithTag(POOL)
+
+
+class Log:
+    """What stays open from turn to turn: each reads on where the last one has ended."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.kafka = Topics(pipeline.kafka)
+        self.registry = Registry(pipeline, self.kafka)
+        self.truncations = Truncations(pipeline, self.kafka)
 
 
 class Prover:
@@ -118,7 +128,7 @@ class Prover:
         self._load = load
         self._describe = describe
         self._stopping = stopping
-        self._topics: Topics | None = None
+        self._log: Log | None = None
         self._views: dict[View, ProvedView] = {}
         self._late: frozenset[View] = frozenset()
         """Views that had not passed the last barrier in time."""
@@ -140,8 +150,8 @@ class Prover:
         self._resume_at = time.monotonic() + LEAST_PAUSE_S
         began_s = time.thread_time()
         context = self._spark.sparkContext
-        context.setLocalProperty("spark.scheduler.pool", TAG)
-        context.addJobTag(TAG)
+        context.setLocalProperty("spark.scheduler.pool", POOL)
+        context.addJobTag(POOL)
         pipeline = self._load()
         if not pipeline.proof.percent:
             return
@@ -157,18 +167,20 @@ class Prover:
         self._resume_at = time.monotonic() + pause_s
 
     def close(self) -> None:
-        if self._topics:
-            self._topics.close()
-        self._topics = None
+        if self._log:
+            self._log.kafka.close()
+        self._log = None
 
     def _take(self, file: Pipeline) -> float:
         """Take a turn. Returns the seconds of CPU that its task has taken."""
-        if self._topics is None:
-            self._topics = Topics(file.kafka)
-        kafka = self._topics
-        proving = self._described(file, kafka)
+        if self._log is None:
+            self._log = Log(file)
+        kafka = self._log.kafka
+        registry = self._log.registry.read()
+        if not any(registry.for_sink(name).proofs for name in file.sinks):
+            return 0.0
+        proving = self._described(file, self._log)
         pipeline = proving.pipeline
-        registry = Registry(pipeline, kafka).read()
         now_ms = read_time_ms(pipeline)
         tables = tables_in([sink.name for sink in proving.sinks], proving.tables)
         self._follow(registry, tables, proving.sinks, now_ms / 1000, pipeline)
@@ -191,12 +203,12 @@ class Prover:
             answers += compared
         self._clocks = {mark.table.name: mark.now for mark in marked if mark.now is not None}
         by_view = {(answer.sink, answer.table): answer for answer in answers}
-        self._judge(proving, kafka, marked, by_view, ends, now_ms / 1000)
+        self._judge(proving, self._log, marked, by_view, ends, now_ms / 1000)
         return cpu_s
 
-    def _described(self, file: Pipeline, kafka: Topics) -> Proving:
+    def _described(self, file: Pipeline, log_read: Log) -> Proving:
         """The tables; described again, and proved anew, once anything about them has changed."""
-        ends = kafka.log_ends([file.topic("cdc.ddl"), file.registered_topic])
+        ends = log_read.kafka.log_ends([file.topic("cdc.ddl"), file.registered_topic])
         seen = (file, ends)
         if self._proving is None or seen != self._seen:
             former = (
@@ -212,16 +224,15 @@ class Prover:
             if changed:
                 log.info("proof_begins_again", tables=sorted(changed))
                 sinks = self._proving.sinks
-                self._withdraw(kafka, [(sink.name, name) for sink in sinks for name in changed])
+                self._withdraw([(sink.name, name) for sink in sinks for name in changed])
         return self._proving
 
-    def _withdraw(self, kafka: Topics, views: Sequence[View]) -> None:
-        assert self._proving
+    def _withdraw(self, views: Sequence[View]) -> None:
+        assert self._log
         for view in views:
             self._views.pop(view, None)
         if views:
-            registry = Registry(self._proving.pipeline, kafka)
-            registry.write(*((("proof", *view), None) for view in views))
+            self._log.registry.write(*((("proof", *view), None) for view in views))
 
     def _follow(
         self,
@@ -310,8 +321,7 @@ class Prover:
             views = [(sink.name, table.qualified) for sink in own]
             if not gap.comparable or gap.offsets > BEHIND_OFFSETS:
                 log.info("proof_too_far_behind", table=table.qualified, offsets=gap.offsets)
-                assert self._topics
-                self._withdraw(self._topics, views)
+                self._withdraw(views)
                 continue
             until = range_end(start, end, TURN_OFFSETS)
             ranges = tuple(
@@ -336,31 +346,33 @@ class Prover:
     def _judge(
         self,
         proving: Proving,
-        kafka: Topics,
+        log_read: Log,
         marked: Sequence[Marked],
         answers: Mapping[View, ChangedAnswer],
         ends: Mapping[View, Position],
         at: float,
     ) -> None:
         """Judge the answers on views that have not been set back meanwhile, and record what is proved."""
-        pipeline = proving.pipeline
-        truncations = Truncations(pipeline, kafka)
-        truncations.read()
-        registry = Registry(pipeline, kafka).read()
+        log_read.truncations.read()
+        registry = log_read.registry.read()
         entries: list[tuple[Sequence[str], dict[str, object] | None]] = []
         for sink in proving.sinks:
             own = [mark for mark in marked if (sink.name, mark.table.qualified) in answers]
             own = [mark for mark in own if mark.table.is_in(sink.name)]
             if not own:
                 continue
-            stored = positions(sink, [mark.table for mark in own])
+            try:
+                stored = positions(sink, [mark.table for mark in own])
+            except (SinkUnavailable, SinkRejected) as error:
+                log.warning("proof_failed", error=error.message, hint=error.hint)
+                continue
             for mark in own:
                 table = mark.table
                 name = table.qualified
                 view = (sink.name, name)
                 answer = answers[view]
                 state = self._views[view]
-                floor = truncations.floors.number(name)
+                floor = log_read.truncations.floors.number(name)
                 if floor != mark.barrier.floors.number(name):
                     continue
                 if not _is_intact(state, stored[name], mark.barrier.ends[table.topic], floor):
@@ -371,7 +383,7 @@ class Prover:
                 judged, wrong = judge(state, moment, ends[view], answer.differing, answer.explained)
                 if wrong:
                     try:
-                        damage = self._confirm(proving, kafka, table, sink, wrong, state)
+                        damage = self._confirm(proving, log_read.kafka, table, sink, wrong, state)
                     except CdcError as error:
                         # The next turn begins with the same rows.
                         log.warning("proof_failed", error=error.message, hint=error.hint)
@@ -406,8 +418,7 @@ class Prover:
         wrong: frozenset[str],
         state: ProvedView,
     ) -> Damage | None:
-        """Compare rows as `cdc verify` does, and repair them if the file says so. Returns what stays
-        wrong.
+        """Compare rows as `cdc verify` does. Returns what is wrong.
 
         Raises:
             CdcError: that couldn't be done: the next turn begins with the same rows.
@@ -418,12 +429,6 @@ class Prover:
             self._spark, pipeline, kafka, table, [sink], Options(), wait
         )
         (comparison,) = verification.result(sorted(wrong))
-        if comparison.verdict == "differs" and pipeline.proof.repair:
-            options = Options(timeout_s=CONFIRM_S)
-            (comparison,) = repair(self._spark, pipeline, [table], [sink], options, [comparison])
-            log.warning(
-                "rows_repaired", sink=sink.name, table=table.qualified, rows=comparison.repaired
-            )
         if comparison.verdict != "differs":
             return None
         damage = damage_of(comparison, state.generation, time.time())
