@@ -56,6 +56,8 @@ TURN_OFFSETS = 20_000
 BEHIND_OFFSETS = 1_000_000
 """So far behind, comparing all rows is faster."""
 CONFIRM_S = 120.0
+JOB_S = 0.035
+"""CPU that a job takes in Spark, whatever it does: see `cdc.spark.lane_records`."""
 EVERY_S = 1.0
 """Seconds between two looks whether the time of a turn has come."""
 POOL = "cdc-proof"
@@ -172,7 +174,7 @@ class Prover:
         self._log = None
 
     def _take(self, file: Pipeline) -> float:
-        """Take a turn. Returns the seconds of CPU that its task has taken."""
+        """Take a turn. Returns the seconds of CPU that its job has taken."""
         if self._log is None:
             self._log = Log(file)
         kafka = self._log.kafka
@@ -201,6 +203,7 @@ class Prover:
             dsn = pipeline.source.reader_dsn
             compared, cpu_s = compare_changed(self._spark, pipeline.kafka, dsn, busy)
             answers += compared
+            cpu_s += JOB_S
         self._clocks = {mark.table.name: mark.now for mark in marked if mark.now is not None}
         by_view = {(answer.sink, answer.table): answer for answer in answers}
         self._judge(proving, self._log, marked, by_view, ends, now_ms / 1000)
@@ -271,8 +274,8 @@ class Prover:
         themselves. Yields the tables with the views that have passed it.
         """
         late: set[View] = set()
-        names = {name for _, name in self._views}
-        proved = [table for table in tables if table.qualified in names]
+        known = {name for _, name in self._views}
+        proved = [table for table in tables if table.qualified in known]
         captured = [table for table in proved if not table.derivation]
         derived = [table for table in proved if table.derivation]
         wait = WaitOptions(MARK_S, report=self._go_on)
@@ -290,7 +293,8 @@ class Prover:
                     raise
                 continue
             passed = passed_views(barrier, group, proving.sinks, PASS_S, self._late, self._stopping)
-            late |= {view for view in self._views if view not in passed}
+            names = {table.qualified for table in group}
+            late |= {view for view in self._views if view[1] in names and view not in passed}
             for table in group:
                 needs_clock = table.derivation is not None and table.derivation.clock is not None
                 if needs_clock and table.name not in clocks:

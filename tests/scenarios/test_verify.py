@@ -144,6 +144,7 @@ def test_changes_under_load_raise_no_alarm(world: "World") -> None:
             known = [registry.for_sink(sink).proofs.get("public.busy") for sink in SINKS]
             return sum(proof is not None and proof.through > moment for proof in known)
 
+        world.settle()
         world.cdc("verify")
         for _ in range(3):
             moment = time.time()
