@@ -23,9 +23,9 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.redis.checkpoint import checkpoint_of, expected_fields
 from cdc.redis.server import HINTS, at_database, forget, view_key
-from cdc.sink.contract import Batch, Outcome, positions
+from cdc.sink.contract import Batch, Outcome, ReadRows, positions
 from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
-from cdc.sink.scan import GROUPED, pages, scan_items
+from cdc.sink.scan import GROUPED, pages, read_pages, scan_items
 from cdc.sinks.redis import health, scan
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.exchange import complete, new_mark, shown_offsets
@@ -122,6 +122,10 @@ class Redis:
             return scan_items(spark, partial(scan.read_rows, self.url, hashed), [key_prefix])
         read = partial(scan.read_ids, self.url, hashed, key_prefix)
         return scan_items(spark, read, pages(ids, scan.PAGE_ROWS))
+
+    def row_reader(self, table: Table) -> ReadRows:
+        read = partial(scan.read_ids, self.url, view_key(self.prefix, table.qualified))
+        return partial(read_pages, read, scan.PAGE_ROWS)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         names = [table.qualified for table in tables]
