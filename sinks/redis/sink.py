@@ -116,16 +116,22 @@ class Redis:
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
     ) -> "DataFrame":
         """Read all keys by SCAN in one task, or the given ids by MGET."""
+        if ids is not None:
+            return scan_items(spark, self._read_ids(table), pages(ids, scan.PAGE_ROWS))
         key_prefix = view_key(self.prefix, table.qualified)
-        hashed = table if table.qualified in self.hashes else None
-        if ids is None:
-            return scan_items(spark, partial(scan.read_rows, self.url, hashed), [key_prefix])
-        read = partial(scan.read_ids, self.url, hashed, key_prefix)
-        return scan_items(spark, read, pages(ids, scan.PAGE_ROWS))
+        return scan_items(
+            spark, partial(scan.read_rows, self.url, self._hashed(table)), [key_prefix]
+        )
 
     def row_reader(self, table: Table) -> ReadRows:
-        read = partial(scan.read_ids, self.url, view_key(self.prefix, table.qualified))
-        return partial(read_pages, read, scan.PAGE_ROWS)
+        return partial(read_pages, self._read_ids(table), scan.PAGE_ROWS)
+
+    def _read_ids(self, table: Table) -> ReadRows:
+        key_prefix = view_key(self.prefix, table.qualified)
+        return partial(scan.read_ids, self.url, self._hashed(table), key_prefix)
+
+    def _hashed(self, table: Table) -> Table | None:
+        return table if table.qualified in self.hashes else None
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         names = [table.qualified for table in tables]
