@@ -1,8 +1,8 @@
 """Compare the rows that have changed, in one task of one job: plain Python, no frames.
 
 In:  for each table a range of its topic, and its views. Out: ids of the rows that differ.
-Invariant: values stay with the executor. A side that can't be read differs in nothing and proves
-nothing: its answer has an error.
+Invariant: values stay with the executor. If a side can't be read, the answer has an error: it neither
+finds a difference nor proves anything.
 """
 
 import time
@@ -43,7 +43,7 @@ class ChangedView:
 
 @dataclass(frozen=True)
 class ChangedTable:
-    """A table of which the rows that have a record in `ranges` are compared with its views.
+    """A table whose rows with a record in `ranges` are compared with its views.
 
     settings  SQL that sets the time of the table's clock, if it has one
     """
@@ -56,9 +56,12 @@ class ChangedTable:
 
 @dataclass(frozen=True)
 class ChangedAnswer:
-    """What became of a view: rows compared, ids of those that differ, suspects with a record in the range.
+    """The result for one view.
 
-    error: why it couldn't be compared, without values
+    rows       how many were compared
+    differing  ids of rows that differ
+    explained  suspects with a record in the range
+    error      why the view couldn't be compared, without values
     """
 
     sink: str
@@ -152,7 +155,7 @@ def _collect(batches: Iterable["pa.RecordBatch"]) -> Rows:
 def _differing(
     table: Table, rules: Comparable, ids: Iterable[str], expected: Rows, actual: Rows
 ) -> frozenset[str]:
-    """The ids of rows that differ: but for rows of closed windows, and events that the source has purged."""
+    """The ids of rows that differ, without closed windows and events that the source has purged."""
     closes = table.derivation is not None and table.derivation.closes
     differing = set()
     for row_id in ids:

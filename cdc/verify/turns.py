@@ -16,7 +16,7 @@ NOBODY: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class Moment:
-    """A time in Unix seconds, by Postgres' clock. What was committed before lies below `position`."""
+    """A time in Unix seconds, by Postgres' clock. What was committed before it is below `position`."""
 
     at: float
     position: Position
@@ -66,7 +66,7 @@ def judge(
     explained   suspects that have a record in the range
     """
     if end != mark.position:
-        # Changes that explain a difference may lie behind the range.
+        # A change that explains a difference may come after the range.
         return replace(view, reached=end, suspects=frozenset(differing)), NOBODY
     wrong = (view.suspects & differing) - explained
     suspects = frozenset(differing) - wrong
