@@ -190,7 +190,7 @@ class Positions:
         for name in sorted({table.qualified, *names}):
             complete(self.database, name)
         return PositionLost(
-            f"Generations of {table.qualified} have changed places, and so has its position.",
+            f"Generations of {table.qualified} have changed places, so its position is a different one now.",
             hint="`cdc run` tries again by itself; run any other command again",
             sink=self.database.sink,
         )
