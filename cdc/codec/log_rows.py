@@ -303,8 +303,8 @@ def ids(table: Table) -> Work:
 
 
 def commits(table: Table) -> Work:
-    """Read when the change of each record was committed: COMMITS, in microseconds since 1970. Takes key,
-    value and offset. Leaves out records that can't be read, or that have no such time.
+    """When the change of each record was committed: COMMITS, in microseconds since 1970. Takes key, value
+    and offset. Records that can't be read, and those that don't say it, are left out.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

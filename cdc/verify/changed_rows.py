@@ -56,12 +56,9 @@ class ChangedTable:
 
 @dataclass(frozen=True)
 class ChangedAnswer:
-    """The result for one view.
+    """What became of a view: rows compared, ids of those that differ, suspects with a record in the range.
 
-    rows       how many were compared
-    differing  ids of rows that differ
-    explained  suspects with a record in the range
-    error      why the view couldn't be compared, without values
+    error: why it couldn't be compared, without values
     """
 
     sink: str
@@ -155,7 +152,7 @@ def _collect(batches: Iterable["pa.RecordBatch"]) -> Rows:
 def _differing(
     table: Table, rules: Comparable, ids: Iterable[str], expected: Rows, actual: Rows
 ) -> frozenset[str]:
-    """The ids of rows that differ, without closed windows and events that the source has purged."""
+    """The ids of rows that differ: but for rows of closed windows, and events that the source has purged."""
     closes = table.derivation is not None and table.derivation.closes
     differing = set()
     for row_id in ids:

@@ -66,7 +66,7 @@ def judge(
     explained   suspects that have a record in the range
     """
     if end != mark.position:
-        # A change that explains a difference may come after the range.
+        # Changes that explain a difference may lie behind the range.
         return replace(view, reached=end, suspects=frozenset(differing)), NOBODY
     wrong = (view.suspects & differing) - explained
     suspects = frozenset(differing) - wrong

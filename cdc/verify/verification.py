@@ -56,10 +56,8 @@ MAX_ROUNDS = 5
 """Comparisons of suspects. Rows that are suspects after the last one count as undecided."""
 Suspects = Mapping[str, Sequence[str]]
 """By sink, ids of rows to compare again."""
-EXPIRING_S = 60.0
-"""A missing row that would expire within this time counts as expired: the clocks of Postgres, of the cache
-and of this process may differ.
-"""
+CLOCKS_S = 60.0
+"""How much the clocks of Postgres, of the cache and of this process may differ where rows expire."""
 WRONG = "wrong"
 SUSPECT = "suspect"
 
@@ -359,15 +357,14 @@ class TableVerification:
     def _without_expired(
         self, frames: ExitStack, wrong: DataFrame, sinks: Sequence[Sink]
     ) -> DataFrame:
-        """Leave out missing rows that may have expired when the views were read. The clock is read now,
-        which is later, so no expired row counts as missing. A row without a record in the log counts as
-        expired.
+        """Leave out missing rows that may have expired by the time at which the views were read, which is
+        over. A row that has no record any more in the log counts as expired, too.
         """
         for sink in sinks:
             lifetime_s = sink.lifetime_s(self.table) if isinstance(sink, Expiring) else None
             if lifetime_s is None:
                 continue
-            since_ms = int((time.time() - lifetime_s + EXPIRING_S) * 1000)
+            since_ms = int((time.time() - lifetime_s + CLOCKS_S) * 1000)
             kept = recent_changes.ids_committed_since(
                 self.spark, self.pipeline.kafka, self.table, since_ms
             )

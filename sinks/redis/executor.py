@@ -142,7 +142,7 @@ class RedisWriter(ChunkWriter):
     lifetimes_ms: Mapping[str, int] = field(default_factory=dict)
     hashes: frozenset[str] = frozenset()
     _committed_ms: dict[tuple[str, int], dict[str, int]] = field(init=False, default_factory=dict)
-    """By topic and partition, then by id: when the newest change of a row to write was committed."""
+    """By topic and partition, of rows that aren't written yet: when their newest change was committed."""
     form = Documents()
     limits = CHUNK
 

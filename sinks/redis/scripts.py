@@ -123,7 +123,7 @@ return 1
 )
 
 # Exchanges positions; rows follow by `EXCHANGE_SOME`. The rest of ARGV: the mark of this exchange, then
-# the offsets that readers get meanwhile, as JSON: [{key, shown}], where `shown` is a JSON text itself.
+# as JSON the offsets that readers are told meanwhile, as JSON: [{key, shown}].
 EXCHANGE_POSITIONS = (
     UNMOVED
     + """

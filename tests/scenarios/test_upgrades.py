@@ -1,4 +1,4 @@
-"""A pipeline that a released version has left behind continues under this one: from its positions, without
+"""A pipeline that a released version has left behind goes on under this one: from its positions, without
 a rebuild, and equal to its source.
 """
 
@@ -34,7 +34,7 @@ def test_a_saved_state_goes_on(folder: Path) -> None:
     cdc(folder, "migrate")
     cdc(folder, "register")
     assert "saved.public.customers" in cdc(folder, "quarantine", "list")
-    # Nothing changes this row any more, so only a view that is made again would lose the mistake.
+    # A row that nothing changes any more: only a view that was made again would be without the mistake.
     with redis.Redis.from_url(saved_state.endpoints(folder).redis, decode_responses=True) as cache:
         stored = str(cache.get("saved:public.orders:3"))
         cache.set("saved:public.orders:3", stored.replace("3.75", "3.76"))

@@ -122,7 +122,7 @@ def test_states_and_keys_of_a_topic(
 def test_the_last_change_of_a_row_says_how_old_it_is(
     spark: "SparkSession", monkeypatch: "pytest.MonkeyPatch"
 ) -> None:
-    """The record with the highest offset counts, whichever was committed last. Unreadable ones don't."""
+    """By its offset, whichever change was committed last; records that don't say it count for nothing."""
     items = table()
     commits_ms = {"younger": [10, 30], "older": [30, 10], "just": [20], "unread": []}
     records: list[Raw] = []

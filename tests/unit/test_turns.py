@@ -34,7 +34,7 @@ def test_a_row_that_differs_is_wrong_only_if_the_log_has_no_later_record_of_it()
     assert suspected.proved == moment(1)
     changed, wrong = turn(suspected, 3, ROW, explained=ROW)
     assert (changed.suspects, wrong) == (ROW, NONE)
-    # The second turn has explained the difference, so the view is proved through the first mark.
+    # What the second turn has explained, the mark of the first one doesn't need any more.
     assert changed.proved == moment(2)
     _, wrong = turn(changed, 4, ROW)
     assert wrong == ROW
