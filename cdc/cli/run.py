@@ -4,7 +4,7 @@
 
 import os
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -203,6 +203,7 @@ def _apply(
         with (
             compare_periodically(context.load) as uncompared_s,
             looking_out(context.load),
+            nullcontext() if limits.until_caught_up else wiring.proving(spark, names),
             closing(RunLog(pipeline)) as run_log,
             show_progress(err, quiet=quiet) as show,
         ):

@@ -2,7 +2,6 @@
 
 import re
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,10 +41,7 @@ Sample = Annotated[
 ]
 Since = Annotated[
     str | None,
-    typer.Option(
-        help="Only rows changed since 90s, 30m, 2h, 1d ago, since a time with zone, or since the last"
-        " `proof` of each view."
-    ),
+    typer.Option(help="Only rows changed since 90s, 30m, 2h, 1d ago, or since a time with zone."),
 ]
 Rate = Annotated[
     float | None, typer.Option(help="Most rows per second to read from Postgres.", min=1)
@@ -54,7 +50,6 @@ Timeout = Annotated[float, typer.Option(help="Seconds to wait for a view that is
 Repair = Annotated[
     bool, typer.Option("--repair", help="Send rows that differ through the log again.")
 ]
-PROOF = "proof"
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
 
@@ -87,15 +82,12 @@ def verify(
     sinks = context.obj.sinks(sink)
     names = [destination.name for destination in sinks]
     # Before Spark starts, so that a mistake is refused at once.
-    since_ms = _moment_ms(since) if since and since != PROOF else None
+    since_ms = _moment_ms(since) if since else None
     options = Options(sample, since_ms, rate, timeout)
     tables, waiting = _select(context.obj, table, names)
     tables = table_survey.tables_in(names, tables, None if waiting else table)
     check_connector(pipeline, names, timeout)
     beginning = proof.begin(pipeline, tables, sinks)
-    if since == PROOF:
-        starts = beginning.unproved_since(pipeline.delete_retention_hours * 3600)
-        options = replace(options, starts=starts)
     modules = [*context.obj.executors(names), "cdc.verify.census"]
     stalled = StalledViews(lambda: find_stalled(_read_progress(pipeline), tables))
     with spark_on(master, modules) as spark:
@@ -117,7 +109,7 @@ def _moment_ms(text: str) -> int:
     except ValueError as error:
         raise SettingsError(
             f"{text!r} isn't a time.",
-            hint="2h for two hours ago, 2026-01-31T12:00+01:00, or proof",
+            hint="2h for two hours ago, or 2026-01-31T12:00+01:00",
         ) from error
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
@@ -126,7 +118,6 @@ def _select(
     context: "Context", name: str | None, sinks: "Sequence[str]"
 ) -> "tuple[Sequence[Table], list[Comparison]]":
     """Select what is compared, and say of views that wait why they aren't. Raises SettingsError."""
-    from cdc.documents.tables import view_table
     from cdc.verify.comparison import Comparison
 
     pipeline = context.pipeline
@@ -142,11 +133,7 @@ def _select(
                 for sink in sinks
                 if view.is_in(sink)
             ]
-    if name:
-        return [], unfit
-    resolved = context.resolution.views if pipeline.views else ()
-    views = [view_table(pipeline, view) for view in resolved]
-    return [*context.tables, *(view for view in views if view.qualified not in waiting)], unfit
+    return [] if name else context.current_views, unfit
 
 
 def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", timeout_s: float) -> None:

@@ -260,7 +260,7 @@ def view(path: str | Path, sink: str, table: str) -> View:
 
 
 def proved_through(view: View) -> datetime | None:
-    """Return the moment through which `cdc verify`, or a rebuild, has proved the view equal to its
+    """Return the moment through which `cdc verify`, a rebuild or a run has proved the view equal to its
     source, in UTC; None when it isn't proved. It is the first time of the line that `cdc status` has.
 
     Raises:

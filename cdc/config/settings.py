@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    BeforeValidator,
     Field,
     PrivateAttr,
     ValidationError,
@@ -51,6 +52,18 @@ class NotifySettings(Section):
     """The least severity that is posted. A risk is a `warning`: it comes while there is time left."""
     after_s: float = Field(default=60.0, ge=0)
     """How long a finding has to be there before it opens, and to be gone before it closes."""
+
+
+class ProofSettings(Section):
+    """How `cdc run` compares rows that have changed with Postgres."""
+
+    percent: float = Field(default=3.0, ge=0, le=100)
+    """The share of a core that comparing rows may take, in percent. 0: nothing is compared."""
+
+
+def _proof(value: object) -> object:
+    """YAML reads `off` as a truth value."""
+    return {"percent": 0} if value is False else value
 
 
 class _Loader(yaml.SafeLoader):
@@ -117,6 +130,8 @@ class Pipeline(Section):
         examples=["http://localhost:8083"],
     )
     """Kafka Connect's REST interface: its URL, or settings."""
+    proof: Annotated[ProofSettings, BeforeValidator(_proof)] = ProofSettings()
+    """How rows that have changed are compared with Postgres during a run; `off`: not at all."""
     notify: tuple[NotifySettings, ...] = ()
     """Who is notified of trouble."""
     delete_retention_hours: float = Field(default=168.0, gt=0)

@@ -8,7 +8,8 @@ The topic <pipeline>.generations has, each under a key of its own:
                               until it expires
     ["claim", SINK, COMMAND]  a command works on a sink, or waits to; the first in the topic holds
                               the sink
-    ["proof", SINK, TABLE]    `Proof`: through which moment the view was proved equal to its source
+    ["proof", SINK, TABLE]    `Proof`: through which moment the view was proved equal to its source; or
+                              `Damage`: rows of it that differ
     ["pause", SINK]           `Pause`: `cdc run` applies nothing to the sink until the entry is removed
     ["tick", SINK, COMMAND]   once a second: the command is alive, and its progress
 
@@ -114,6 +115,18 @@ class Proof:
 
 
 @dataclass(frozen=True)
+class Damage:
+    """Rows of a view's `generation` that differed from its source when they were compared last, `found_at` in
+    Unix seconds: their number, and some of their ids. Stored.
+    """
+
+    generation: str
+    found_at: float
+    rows: int
+    ids: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Pause:
     """A pause of a sink: `since` when, in Unix seconds, and `by` whom. Stored."""
 
@@ -143,6 +156,8 @@ class Generations:
     """By table."""
     proofs: dict[str, Proof] = field(default_factory=dict)
     """By table."""
+    damages: dict[str, Damage] = field(default_factory=dict)
+    """By table: of views that aren't proved because they differ."""
     pause: Pause | None = None
     claims: dict[str, int] = field(default_factory=dict)
     """By command, the offset of its claim: the first holds the sink."""
@@ -260,7 +275,10 @@ class Registry:
                     generations.retained[fields[0]] = RetainedView(**value)
             case "proof":
                 generations.proofs.pop(fields[0], None)
-                if value:
+                generations.damages.pop(fields[0], None)
+                if value and "rows" in value:
+                    generations.damages[fields[0]] = Damage(**value)
+                elif value:
                     generations.proofs[fields[0]] = Proof(**value)
             case "pause":
                 generations.pause = Pause(**value) if value else None

@@ -223,7 +223,7 @@ STATUS = _kinds(
         },
     }
 )
-"""What `cdc status` can find, and `cdc doctor` too; `view-differs` is for `cdc verify` to find."""
+"""What `cdc status` can find, and `cdc doctor` too."""
 SETTINGS = _kinds(
     {
         ("down", SOURCE, SourceError): {

@@ -15,7 +15,7 @@ from cdc.apply.progress import WORKING, Progress, RunState
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError
-from cdc.generations.registry import GenerationBuild, Generations, Proof, Registry
+from cdc.generations.registry import GenerationBuild, Generations, Registry
 from cdc.kafka.topics import Topics, TopicsPool
 from cdc.model.generation import FIRST
 from cdc.observe.forecast import catch_up_s
@@ -96,7 +96,7 @@ def describe_sink(
     if activity is None:
         return SinkStatus(name, views=views)
     registered = activity.generations.get(name) or Generations()
-    views = tuple(_with_proof(view, registered.proofs.get(view.table)) for view in views)
+    views = tuple(_with_proof(view, registered) for view in views)
     status = _run_status(name, activity.progress.get(name), views)
     if status.state in WORKING:
         samples = activity.lags.get(name, ())
@@ -107,9 +107,18 @@ def describe_sink(
     return replace(status, state=RunState.PAUSED, since=pause.since, paused_by=pause.by)
 
 
-def _with_proof(view: ViewStatus, proof: Proof | None) -> ViewStatus:
-    """Add the proof of the view's live generation. One of another generation says nothing of it."""
-    if proof is None or view.changes is None or proof.generation != (view.generation or FIRST):
+def _with_proof(view: ViewStatus, registered: Generations) -> ViewStatus:
+    """Add the proof of the view's live generation, or its damage. One of another generation says
+    nothing of it.
+    """
+    proof = registered.proofs.get(view.table)
+    damage = registered.damages.get(view.table)
+    generation = view.generation or FIRST
+    if damage and view.changes is not None and damage.generation == generation:
+        return replace(
+            view, wrong_at=damage.found_at, wrong=damage.rows, wrong_ids=tuple(damage.ids)
+        )
+    if proof is None or view.changes is None or proof.generation != generation:
         return view
     if view.at is None and any(proof.offsets):
         # The view is lost.

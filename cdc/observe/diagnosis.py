@@ -12,7 +12,7 @@ from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import LOOK_AGAIN, Finding, exit_code, find, verdict, worst_first
 from cdc.model.wording import UNKNOWN, clock, duration
 from cdc.observe.forecast import find_memory_risk
-from cdc.observe.status import NEVER_RUN, SinkStatus, Status
+from cdc.observe.status import NEVER_RUN, SinkStatus, Status, ViewStatus
 from cdc.readiness.checks import LOOK_AT_TRANSACTIONS, check_slot_risk
 
 SLOW_S = 5.0
@@ -240,6 +240,28 @@ def _start(status: Status, sink: SinkStatus) -> str:
     )
 
 
+def _difference(view: ViewStatus, sink: str) -> Finding:
+    """The finding on a view with rows that differed when they were compared last."""
+    one = view.wrong == 1
+    keys = ", ".join(view.wrong_ids)
+    message = (
+        f"{view.table} in {sink}: {view.wrong:,} {'row differs' if one else 'rows differ'} from Postgres,"
+        f" with {'key' if one else 'keys such as'} {keys}."
+    )
+    fix = f"cdc -p FILE verify --sink {sink} --table {view.table} --repair"
+    finding = find(
+        "view-differs",
+        view.table,
+        message,
+        fix,
+        table=view.table,
+        sink=sink,
+        since=view.wrong_at,
+        count=view.wrong,
+    )
+    return replace(finding, keys=view.wrong_ids)
+
+
 def _find_table_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
     """Find troubles of single tables of a sink: stopped, or degraded by the quarantine."""
     name = sink.name
@@ -263,6 +285,8 @@ def _find_table_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
             yield find(
                 "records-quarantined", table, message, listing, table=table, sink=name, count=count
             )
+        if view.wrong_at is not None:
+            yield _difference(view, name)
     stopped = {view.table for view in sink.views if view.problem}
     for table, (reason, hint) in sink.aside.items():
         if table in unmade and name == STATE:

@@ -82,6 +82,12 @@ class ViewStatus:
     """Unix seconds: the view was proved equal to Postgres as of then; None when it wasn't."""
     complete_at: float | None = None
     """Unix seconds since which every row was compared for that."""
+    wrong_at: float | None = None
+    """Unix seconds: when the view was last found to differ from Postgres; None when it wasn't."""
+    wrong: int = 0
+    """Rows that differed then."""
+    wrong_ids: tuple[str, ...] = ()
+    """Some of their keys."""
 
 
 @dataclass(frozen=True)

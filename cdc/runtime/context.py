@@ -199,6 +199,16 @@ class Context:
         return {**stored, **waiting(self.resolution.refused)}
 
     @cached_property
+    def current_views(self) -> tuple[Table, ...]:
+        """What sinks have views of at this moment: captured tables, and views of several that don't wait."""
+        from cdc.documents.tables import view_table
+
+        resolved = self.resolution.views if self.pipeline.views else ()
+        views = [view_table(self.pipeline, view) for view in resolved]
+        fitting = (view for view in views if view.qualified not in self.waiting_views)
+        return (*self.tables, *fitting)
+
+    @cached_property
     def resolution(self) -> "Resolution":
         """The plans of the views of several tables, and why some have none. Raises SourceError."""
         from cdc.documents.resolve import resolve

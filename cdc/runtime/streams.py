@@ -1,7 +1,7 @@
 """The streams of a run: one for each sink, and one that keeps documents of several tables."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,8 @@ from cdc.postgres import table_survey
 from cdc.sink import factory
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from pyspark.sql import SparkSession
 
     from cdc.apply.schema_follower import Described, DescribeTables, SchemaFollower
@@ -63,6 +65,19 @@ class Streams:
             )
             for sink in sinks
         ]
+
+    def proving(
+        self, spark: "SparkSession", names: "Sequence[str]"
+    ) -> "AbstractContextManager[None]":
+        """Prove the views of these sinks while the streams run. See `cdc.verify.prover`."""
+        from cdc.verify.prover import Proving, proving
+
+        def describe() -> Proving:
+            # What it has read is as of now.
+            context = replace(self.context)
+            return Proving(context.pipeline, context.current_views, context.sinks([*names]))
+
+        return proving(spark, self.context.load, describe)
 
     def describe(self, sink: str) -> "DescribeTables":
         """The function that describes the tables of a sink as they are now: captured ones, and

@@ -18,7 +18,7 @@ One contract suite runs these laws over every sink:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -32,6 +32,7 @@ from cdc.sink.lane import BatchRecords, Entries, Lane, Writer
 from cdc.sink.rejection import Rejected, Rejection, Stop
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -193,6 +194,20 @@ class GroupScanner(Protocol):
         else there is of it. The caller scans it by itself then, which raises the reason. That
         spoils none of the others.
         """
+
+
+ReadRows = Callable[[Sequence[str]], "Iterator[pa.RecordBatch]"]
+"""Reads the rows of ids, id string and document string, each as often as the view holds it. Runs on
+executors, so it is pickled.
+"""
+
+
+@runtime_checkable
+class RowReader(Protocol):
+    """A sink whose rows executors can read by id without a frame. `cdc run` proves changed rows by it."""
+
+    def row_reader(self, table: Table) -> ReadRows:
+        """Make what reads rows of the view as it is now."""
 
 
 @runtime_checkable

@@ -52,3 +52,11 @@ def text_batch(**columns: Sequence[str | None]) -> "pa.RecordBatch":
 
 def pages(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def read_pages(
+    read: Callable[[Sequence[Item]], Iterator["pa.RecordBatch"]], size: int, items: Sequence[Item]
+) -> Iterator["pa.RecordBatch"]:
+    """Read items in pages of at most `size`."""
+    for page in pages(items, size):
+        yield from read(page)

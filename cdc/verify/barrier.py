@@ -1,8 +1,10 @@
 """Wait until views hold everything that was committed before a moment, while others write."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from threading import Event
 
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE
@@ -295,6 +297,39 @@ def await_barrier(
             if table.is_in(sink.name) and (STATE, table.qualified) in lasting
         }
     return not_awaited
+
+
+def passed_views(
+    barrier: Barrier,
+    tables: Sequence[Table],
+    sinks: Sequence[Applier],
+    limit_s: float,
+    not_awaited: Set[View],
+    stopping: Event,
+) -> frozenset[View]:
+    """Wait until views pass a barrier, so many seconds at most; not for those in `not_awaited`. Returns
+    those that have passed. A sink that is away has passed nothing.
+    """
+    deadline = time.monotonic() + limit_s
+    passed: set[View] = set()
+    waiting = {sink: [table for table in tables if table.is_in(sink.name)] for sink in sinks}
+    while True:
+        for sink, pending in waiting.items():
+            if not pending:
+                continue
+            with suppress(SinkUnavailable):
+                late, stopped = barrier.sort(sink, pending)
+                waiting[sink] = list(late)
+                passed |= {
+                    (sink.name, table.qualified)
+                    for table in pending
+                    if table not in late and table not in stopped
+                }
+        awaited = {
+            (sink.name, table.qualified) for sink, pending in waiting.items() for table in pending
+        }
+        if awaited <= not_awaited or time.monotonic() > deadline or stopping.wait(POLL_S):
+            return frozenset(passed)
 
 
 def _wait_while(find_problems: Callable[[], list[str]], options: WaitOptions) -> None:

@@ -246,14 +246,14 @@ def _compare_sides(rules: Comparable, sinks: Sequence[str], only: OnlyIds) -> Wo
                 for row in zip(ids, expected, source_copies, actual, copies, strict=True):
                     if wanted is not None and row[0] not in wanted:
                         continue
-                    if difference := _difference(rules, *row[1:]):
-                        differences.append((sink, row[0], *difference))
+                    if found := difference(rules, *row[1:]):
+                        differences.append((sink, row[0], *found))
             yield record_batch(DIFFERENCES, differences)
 
     return work
 
 
-def _difference(
+def difference(
     rules: Comparable, expected: str | None, source_copies: int, actual: str | None, copies: int
 ) -> tuple[str, str | None, int, int | None] | None:
     """Return kind, column, count and seen of a row; None: it is equal, or on neither side.

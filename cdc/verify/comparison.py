@@ -15,9 +15,6 @@ PROOFS = 3
 Verdict = Literal["equal", "differs", "undecided"]
 View = tuple[str, str]
 """The names of a sink and a table."""
-Starts = Mapping[View, Sequence[int]]
-"""By view, an offset of each partition of its table's topic."""
-Proves = Literal["all", "changes", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +23,6 @@ class Options:
 
     sample      percent of the buckets of ids, drawn for every call; the same buckets on both sides
     since_ms    compare only rows that have a record in the log since then, Unix milliseconds
-    starts      compare only rows that have a record at or above these offsets; all rows of a table
-                with a view that isn't in it, or with more such rows than can be compared one by one
     rate        limit of rows per second that are read from the source
     timeout_s   limit of each wait for the views
     """
@@ -36,24 +31,15 @@ class Options:
     since_ms: int | None = None
     rate: float | None = None
     timeout_s: float = 300.0
-    starts: Starts = field(default_factory=dict)
-
-    def start(self, table: str, sinks: Sequence[str]) -> tuple[int, ...] | None:
-        """The offsets from which on the rows of a table are compared with these sinks. None: all rows are."""
-        starts = [self.starts.get((sink, table)) for sink in sinks]
-        known = [start for start in starts if start is not None]
-        if not known or len(known) < len(starts):
-            return None
-        return tuple(map(min, zip(*known, strict=True)))
 
     @property
     def scope(self) -> str:
         return "all rows" if self.sample is None else f"{self.sample:g} % of the rows"
 
     @property
-    def proves(self) -> Proves:
-        """What a comparison proves that isn't one of changed rows only."""
-        return "all" if self.sample is None else "nothing"
+    def proves(self) -> bool:
+        """Whether a comparison proves a view that it finds equal: not one of some rows."""
+        return self.sample is None and self.since_ms is None
 
 
 @dataclass
@@ -95,10 +81,8 @@ class Comparison:
     view_s: float = 0.0
     """Seconds that it took to read and hash either side; the source is read once for all sinks."""
     scope: str = "all rows"
-    proves: Proves = "all"
-    """Which rows were compared: all; all that have changed since `Options.starts`; or some, which proves
-    nothing of the view.
-    """
+    proves: bool = True
+    """Whether all rows were compared. To compare some proves nothing of the view."""
     problem: str | None = None
     """Why the view couldn't be compared, in a sentence: it waits for something."""
     hint: str | None = None
@@ -145,7 +129,7 @@ class Comparison:
         One that is missing stays so, since the source has events for it.
         """
         if self.extra or self.different:
-            self.proves = "nothing"
+            self.proves = False
         self.purged += self.extra + self.different
         self.extra = self.different = 0
         self.differences = [row for row in self.differences if row.kind == "missing"]

@@ -3,19 +3,19 @@
 In:  a comparison's beginning, and its results. Out: a `Proof` of each view, in the registry.
 Invariant: a proof is of one generation, and says nothing of another.
 
-A comparison of all rows proves a view through the moment at which it began. A comparison of
-only the rows with a change in the log since then moves the proof forward. Changes that the log
-lacks, and rows changed only in a sink, are only found by the next comparison of all rows.
+A comparison of all rows proves a view through the moment at which it began. `cdc run` moves the proof
+forward by comparing the rows with a change in the log since then (`cdc.verify.prover`). Changes that the
+log lacks, and rows changed only in a sink, are only found by the next comparison of all rows.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
-from cdc.generations.registry import Proof, Registry
+from cdc.generations.registry import Damage, Proof, Registry
 from cdc.kafka.topic_setup import ensure_topic
 from cdc.kafka.topics import Topics
 from cdc.model.generation import FIRST
@@ -23,7 +23,7 @@ from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.sink.contract import Sink, positions
 from cdc.verify.barrier import read_time_ms
-from cdc.verify.comparison import Comparison, Starts, View
+from cdc.verify.comparison import Comparison, View
 
 log = structlog.get_logger()
 
@@ -42,21 +42,6 @@ class Beginning:
     ends: Mapping[str, Position]
     generations: Mapping[View, str]
     proofs: Mapping[View, Proof]
-
-    def unproved_since(self, keeps_deletes_s: float) -> Starts:
-        """Find where the changes begin that the proofs don't cover, by view.
-
-        A view isn't in it if it isn't proved, its topic was replaced, or its proof is so old that the
-        log may have lost a delete since. `keeps_deletes_s`: for how long Kafka keeps tombstones.
-        """
-        return {
-            view: proof.offsets
-            for view, proof in self.proofs.items()
-            if (end := self.ends.get(view[1]))
-            and proof.topic_id == end.topic_id
-            and len(proof.offsets) == end.partition_count
-            and self.at - proof.through < keeps_deletes_s / 2
-        }
 
 
 def begin(pipeline: Pipeline, tables: Sequence[Table], sinks: Sequence[Sink]) -> Beginning:
@@ -90,8 +75,7 @@ def record(
 ) -> None:
     """Record what a comparison has proved; a view that differs is proved no longer.
 
-    Does nothing for a view of which another comparison has recorded something meanwhile, unless it
-    differs. If the registry can't be written, a warning is logged.
+    If the registry can't be written, a warning is logged.
     """
     try:
         with Topics(pipeline.kafka) as kafka:
@@ -104,25 +88,27 @@ def record(
                 generation = beginning.generations.get(view)
                 current = registry.for_sink(comparison.sink).proofs.get(comparison.table)
                 known = current if current and current.generation == generation else None
-                if comparison.verdict == "differs" and known:
-                    entries.append((("proof", *view), None))
                 if generation is None or present.get(view) != generation:
                     continue
-                if not comparison.equal or known != beginning.proofs.get(view):
-                    continue
-                if comparison.proves == "all":
-                    complete_at = beginning.at
-                elif comparison.proves == "changes" and known:
-                    complete_at = known.complete_at
-                else:
-                    continue
-                end = beginning.ends[comparison.table]
-                proof = Proof(generation, beginning.at, complete_at, end.topic_id, end.offsets)
-                entries.append((("proof", *view), vars(proof)))
+                if comparison.verdict == "differs":
+                    damage = damage_of(comparison, generation, beginning.at)
+                    entries.append((("proof", *view), vars(damage)))
+                elif comparison.equal and comparison.proves:
+                    end = beginning.ends[comparison.table]
+                    proof = Proof(generation, beginning.at, beginning.at, end.topic_id, end.offsets)
+                    # `cdc run` may have proved the rows that have changed through a later moment.
+                    if known and known.through > beginning.at:
+                        proof = replace(known, complete_at=beginning.at)
+                    entries.append((("proof", *view), vars(proof)))
             if entries:
                 registry.write(*entries)
     except CdcError as error:
         log.warning("proof_not_recorded", error=error.message)
+
+
+def damage_of(comparison: Comparison, generation: str, found_at: float) -> Damage:
+    ids = [difference.id for difference in comparison.sample]
+    return Damage(generation, found_at, comparison.wrong, ids)
 
 
 def _read_generations(tables: Sequence[Table], sinks: Sequence[Sink]) -> dict[View, str]:

@@ -97,13 +97,18 @@ def open_snapshot(
         join = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(fetch("SELECT pg_export_snapshot()"))
         taken_ms = fetch("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000")
         pages = 0 if first.derivation else fetch(PAGES, table=name)
-        if first.derivation and first.derivation.clock is not None:
-            assert now is not None
-            moment = EPOCH + timedelta(microseconds=now)
-            join += sql.SQL("; SET LOCAL {} = {}").format(
-                sql.Identifier(*first.derivation.clock.split(".")), moment.isoformat()
-            )
-        yield SourceSnapshot(dsn, tables, join.as_string(None), taken_ms, pages, now)
+        parts = [join.as_string(None), clock_setting(first, now)]
+        yield SourceSnapshot(dsn, tables, "; ".join(filter(None, parts)), taken_ms, pages, now)
+
+
+def clock_setting(table: Table, now: int | None) -> str:
+    """Write the statement that sets a table's clock for a transaction; empty if it has none."""
+    if table.derivation is None or table.derivation.clock is None:
+        return ""
+    assert now is not None
+    moment = EPOCH + timedelta(microseconds=now)
+    name = sql.Identifier(*table.derivation.clock.split("."))
+    return sql.SQL("SET LOCAL {} = {}").format(name, moment.isoformat()).as_string(None)
 
 
 @dataclass(frozen=True)
@@ -202,9 +207,10 @@ def _within_pages(condition: sql.Composable | None, low: int, high: int | None) 
 
 
 def begin_in_snapshot(connection: source.Connection, join_sql: str) -> None:
-    """Begin a transaction that sees a snapshot; see `SourceSnapshot.join_sql`."""
+    """Begin a transaction that sees a snapshot; see `SourceSnapshot.join_sql`. Empty: one of its own."""
     connection.execute(READ_ONLY)
-    connection.execute(join_sql.encode())
+    if join_sql:
+        connection.execute(join_sql.encode())
 
 
 def copy_rows(connection: source.Connection, query: str) -> Iterator["pa.RecordBatch"]:

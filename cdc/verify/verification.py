@@ -100,14 +100,7 @@ def verify(
         equal = equal_small_views(
             reader,
             pipeline.source.reader_dsn,
-            [
-                table
-                for table in compared_tables
-                if options.start(
-                    table.qualified, [sink.name for sink in sinks if table.is_in(sink.name)]
-                )
-                is None
-            ],
+            compared_tables,
             sinks,
             sample,
             report,
@@ -218,8 +211,8 @@ class TableVerification:
         suspects: Suspects
         if ids is not None:
             suspects = {sink.name: ids for sink in self.sinks}
-        elif (changed_ids := self._changed_ids()) is not None:
-            suspects = self._changed_rows(changed_ids)
+        elif self.options.since_ms is not None:
+            suspects = self._changed_rows(self._changed_ids(self.options.since_ms))
         else:
             suspects = self._all_rows()
         for _ in range(MAX_ROUNDS):
@@ -268,27 +261,17 @@ class TableVerification:
             comparison.proves = self.options.proves
         return suspects
 
-    def _changed_ids(self) -> list[str] | None:
-        """List the changed rows to compare. None: all rows are compared."""
+    def _changed_ids(self, since_ms: int) -> list[str]:
+        """List the changed rows. Raises SettingsError for too many."""
         kafka = self.pipeline.kafka
-        start = self.options.start(self.table.qualified, [sink.name for sink in self.sinks])
-        if self.options.since_ms is not None:
-            since_ms = self.options.since_ms
-            listed = recent_changes.ids_since(self.spark, kafka, self.table, since_ms)
-        elif start is not None:
-            logged = recent_changes.keys(self.spark, kafka, self.table, start)
-            listed = logged.select("id").distinct()
-        else:
-            return None
+        listed = recent_changes.ids_since(self.spark, kafka, self.table, since_ms)
         ids = [row["id"] for row in listed.limit(bucket_hashes.MAX_SUSPECTS + 1).collect()]
-        if len(ids) <= bucket_hashes.MAX_SUSPECTS:
-            return ids
-        if self.options.since_ms is not None:
+        if len(ids) > bucket_hashes.MAX_SUSPECTS:
             raise SettingsError(
                 f"More than {bucket_hashes.MAX_SUSPECTS:,} rows of {self.table.qualified} have changed since then.",
                 hint="name a later time, or leave --since out: comparing all rows is faster then",
             )
-        return None
+        return ids
 
     def _changed_rows(self, ids: Sequence[str]) -> Suspects:
         for sink in self.sinks:
@@ -297,7 +280,7 @@ class TableVerification:
                 bucket_hashes.scan(sink, self.table, self.spark, ids).count() if ids else 0
             )
             comparison.scope = f"{len(ids)} rows that changed"
-            comparison.proves = "nothing" if self.options.since_ms is not None else "changes"
+            comparison.proves = False
         return {sink.name: ids for sink in self.sinks}
 
     def _compare(self, suspects: Suspects | None, buckets: Sequence[str] = ()) -> Suspects:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from cdc.config.server_settings import ConnectSettings, KafkaSettings
-from cdc.config.settings import Pipeline
+from cdc.config.settings import Pipeline, ProofSettings
 from cdc.config.sink_kinds import ListedTable
 from cdc.config.source_settings import (
     ConnectorCertificate,
@@ -59,6 +59,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ),
     ("`pattern` of such a view", PatternSettings),
     ("An entry of `steps`, of a pattern", StepSettings),
+    ("`proof`", ProofSettings),
 )
 WORDS = {
     str: "text",

@@ -178,6 +178,17 @@ def read_share(
             yield _batch(mirror, row_ids(rows), documents(mirror.table, rows))
 
 
+def read_ids(mirror: Mirror | None, ids: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Read the rows of some ids; none of a mirror that isn't there: SCANNED."""
+    if mirror is None:
+        return
+    schema = pa.schema([(ID, pa.string()), *codec(mirror.table).schema])
+    for rows in mirror.rows(pa.array(sorted(ids), pa.string()), schema):
+        for batch in rows.to_batches():
+            columns = [row_ids(batch), documents(mirror.table, batch)]
+            yield pa.RecordBatch.from_arrays(columns, names=["id", "document"])
+
+
 def read_mirror(mirror: Mirror) -> Iterator[pa.RecordBatch]:
     """Read all rows of a mirror: GROUPED, or one row without id and document where it can't be read."""
     try:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from cdc.model.finding import Finding, find
 from cdc.model.outcome import Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Batch, Outcome, SchemaMismatch
+from cdc.sink.contract import Batch, Outcome, ReadRows, SchemaMismatch
 from cdc.sink.promotion import require_free_space
 from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.columns import differs, refusals, schema
@@ -270,6 +271,14 @@ class Delta:
         if is_bucket(folder):
             return scan_bucket(spark, Mirror(table, folder, state.version), ids)
         return scan_mirror(spark, table, folder, ids)
+
+    def row_reader(self, table: Table) -> ReadRows:
+        """Make what reads rows of the mirror's newest version."""
+        from cdc.sinks.delta.scan import Mirror, read_ids
+
+        folder = self.folder(table, "mirror")
+        state = self.logs[folder].refresh()
+        return partial(read_ids, Mirror(table, folder, state.version) if state else None)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read the rows of many small mirrors in one job."""

@@ -25,10 +25,10 @@ from cdc.model.finding import Finding
 from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Batch, Outcome, SchemaMismatch
+from cdc.sink.contract import Batch, Outcome, ReadRows, SchemaMismatch
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import wait_until_caught_up, would_go_back
-from cdc.sink.scan import GROUPED, pages, scan_items
+from cdc.sink.scan import GROUPED, pages, read_pages, scan_items
 from cdc.sinks.elasticsearch import health, scan
 from cdc.sinks.elasticsearch.client import (
     HINTS,
@@ -173,6 +173,10 @@ class Elasticsearch:
         self._points_in_time.append(self._server.open_point_in_time(index, scan.KEEP))
         read = partial(scan.read_slice, self.url, self._points_in_time[-1])
         return scan_items(spark, read, range(scan.SLICES))
+
+    def row_reader(self, table: Table) -> ReadRows:
+        read = partial(scan.read_ids, self.url, self._indices.readable_name(table))
+        return partial(read_pages, read, scan.PAGE_ROWS)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read many small indices, each in one search."""

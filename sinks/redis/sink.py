@@ -23,9 +23,9 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.redis.checkpoint import checkpoint_of, expected_fields
 from cdc.redis.server import HINTS, at_database, forget, view_key
-from cdc.sink.contract import Batch, Outcome, positions
+from cdc.sink.contract import Batch, Outcome, ReadRows, positions
 from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
-from cdc.sink.scan import GROUPED, pages, scan_items
+from cdc.sink.scan import GROUPED, pages, read_pages, scan_items
 from cdc.sinks.redis import health, scan
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.exchange import complete, new_mark, shown_offsets
@@ -116,12 +116,22 @@ class Redis:
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
     ) -> "DataFrame":
         """Read all keys by SCAN in one task, or the given ids by MGET."""
+        if ids is not None:
+            return scan_items(spark, self._read_ids(table), pages(ids, scan.PAGE_ROWS))
         key_prefix = view_key(self.prefix, table.qualified)
-        hashed = table if table.qualified in self.hashes else None
-        if ids is None:
-            return scan_items(spark, partial(scan.read_rows, self.url, hashed), [key_prefix])
-        read = partial(scan.read_ids, self.url, hashed, key_prefix)
-        return scan_items(spark, read, pages(ids, scan.PAGE_ROWS))
+        return scan_items(
+            spark, partial(scan.read_rows, self.url, self._hashed(table)), [key_prefix]
+        )
+
+    def row_reader(self, table: Table) -> ReadRows:
+        return partial(read_pages, self._read_ids(table), scan.PAGE_ROWS)
+
+    def _read_ids(self, table: Table) -> ReadRows:
+        key_prefix = view_key(self.prefix, table.qualified)
+        return partial(scan.read_ids, self.url, self._hashed(table), key_prefix)
+
+    def _hashed(self, table: Table) -> Table | None:
+        return table if table.qualified in self.hashes else None
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         names = [table.qualified for table in tables]

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,9 +187,9 @@ class World:
             return time.monotonic() - began
 
     @contextmanager
-    def running(self, *names: str) -> Iterator[None]:
+    def running(self, *names: str, proves: bool = False) -> Iterator[None]:
         """Run the streams of all sinks, or of these, in this process, whose Spark is warm; they
-        must be at work until the end.
+        must be at work until the end. `proves`: with the continuous proof.
         """
         context, stopping = Context(self.file, self.folder), threading.Event()
 
@@ -198,7 +198,12 @@ class World:
             streams = wiring.of_sinks(self.spark, context.sinks(list(names) or None))
             if context.pipeline.views and not names:
                 streams.append(wiring.of_documents(self.spark))
-            with compare_periodically(context.load), closing(RunLog(context.pipeline)) as run_log:
+            of_sinks = list(names) or list(context.pipeline.sinks)
+            with (
+                compare_periodically(context.load),
+                closing(RunLog(context.pipeline)) as run_log,
+                wiring.proving(self.spark, of_sinks) if proves else nullcontext(),
+            ):
                 return supervise(streams, stopping, on_tick=run_log.publish)
 
         with ThreadPoolExecutor(1) as pool:

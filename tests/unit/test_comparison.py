@@ -9,11 +9,8 @@ from cdc.apply.progress import Progress, RunState
 from cdc.cli.console import out
 from cdc.cli.verify import draw_comparisons, find_stalled, report
 from cdc.errors import DivergenceError, UndecidedError
-from cdc.generations.registry import Proof
-from cdc.model.position import Position
 from cdc.model.table import Derivation, Table
 from cdc.verify.comparison import PROOFS, Comparison, Options, prove
-from cdc.verify.proof import Beginning
 
 EQUAL = Comparison("cache", "public.busy", source_rows=10, view_rows=10)
 UNDECIDED = Comparison("search", "public.busy", source_rows=10, view_rows=10, undecided=3)
@@ -132,27 +129,10 @@ def test_a_proof_ends_at_the_first_difference() -> None:
         prove(lambda: next(answers), "warehouse", REBUILD)
 
 
-def test_rows_are_compared_since_the_oldest_proof_of_a_table_that_is_proved_in_each_sink() -> None:
-    options = Options(starts={("cache", "t"): (400, 5), ("search", "t"): (100, 7)})
-    assert options.start("t", ["cache", "search"]) == (100, 5)
-    assert options.start("t", ["cache"]) == (400, 5)
-    assert options.start("t", ["cache", "warehouse"]) is None
-    assert options.start("t", []) is None
-
-
 def test_what_was_left_out_of_a_comparison_proves_nothing() -> None:
     comparison = Comparison("cache", "t", extra=1)
     comparison.leave_out_wrong()
-    assert (comparison.verdict, comparison.proves) == ("equal", "nothing")
-    assert Comparison("cache", "t").proves == "all"
-    assert Options(sample=5.0).proves == "nothing"
-
-
-def test_a_proof_is_continued_while_the_log_has_all_that_has_changed_since() -> None:
-    proof = Proof("", 1000.0, 900.0, "topic", [3, 4])
-    ends = {"t": Position("topic", (9, 9)), "renewed": Position("other", (9, 9))}
-    proofs = {("cache", "t"): proof, ("cache", "renewed"): proof}
-    beginning = Beginning(1100.0, ends, {}, proofs)
-    assert beginning.unproved_since(keeps_deletes_s=3600.0) == {("cache", "t"): [3, 4]}
-    # Kafka may have removed the tombstone of a row that was deleted since.
-    assert beginning.unproved_since(keeps_deletes_s=150.0) == {}
+    assert (comparison.verdict, comparison.proves) == ("equal", False)
+    assert Comparison("cache", "t").proves
+    assert not Options(sample=5.0).proves
+    assert not Options(since_ms=0).proves

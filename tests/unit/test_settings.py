@@ -178,6 +178,9 @@ def test_what_pages_show_of_a_file_is_accepted(tmp_path: Path, block: str) -> No
         ("  dsn: ${DSN}", "  dsn: ${NO", 5, "source.dsn has ${NO..., which is no reference", "${NAME:-default}"),
         ("path: /tmp", "without_deletion_vectors: [public.item], path: /tmp", 7, "source.tables: public.item", ""),
         ("path: /tmp", "without_deletion_vectors: true, path: /tmp", 10, "without_deletion_vectors: a list is", ""),
+        ("kafka:", "proof: {percent: 101}\nkafka:", 2, "proof.percent", ""),
+        ("kafka:", "proof: {share: 3}\nkafka:", 2, "proof.share", "accepted here: percent"),
+        ("kafka:", "proof: on\nkafka:", 2, "proof", ""),
         ("kafka:", "notify: [{url: a.b/secret}]\nkafka:", 2, "notify.0.url: needs http:// or https://", ""),
         ("kafka:", "notify: [{url: 'https://a', severity: info}]\nkafka:", 2, "notify.0.severity", ""),
         ("kafka:", "notify: [{url: 'https://a', after_s: -1}]\nkafka:", 2, "notify.0.after_s", ""),
@@ -199,6 +202,11 @@ def test_a_mistake_is_named_with_its_line(
         assert f"shop.yaml:{line}:" in caught.value.message
     assert caught.value.exit_code == 2
     assert "secret" not in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_the_proof_is_on_unless_the_file_turns_it_off(tmp_path: Path) -> None:
+    assert load(tmp_path, GOOD).proof == settings.ProofSettings(percent=3.0)
+    assert load(tmp_path, GOOD + "proof: off\n").proof.percent == 0
 
 
 @pytest.mark.parametrize("mark", ["\n", "\r", "\t", " ", "\x00", "\x7f"])

@@ -16,6 +16,7 @@ from cdc.apply.progress import Progress, RunState
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceError
+from cdc.generations.registry import Damage, Generations
 from cdc.kafka.log_continuity import pending_records
 from cdc.model.finding import Finding, exit_code, find, verdict
 from cdc.model.generation import GENERATION
@@ -23,7 +24,7 @@ from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.wording import clock
 from cdc.observe import collection
-from cdc.observe.activity import LookConnections, stands_s
+from cdc.observe.activity import Activity, LookConnections, describe_sink, stands_s
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose, document, proof_sentence, slow_hop
 from cdc.observe.registration_findings import find_registration_troubles
@@ -482,6 +483,23 @@ def test_the_fix_of_a_view_at_risk_starts_no_second_run(
 
 if __name__ == "__main__":
     SENTENCES.write_text(sentences())
+
+
+def test_a_view_that_differs_is_a_finding_with_keys_and_not_proved() -> None:
+    damage = Damage("", 1500.0, 2, ["5", "7"])
+    activity = Activity({}, {}, {"cache": Generations(damages={"public.a": damage})})
+    stored = ViewStatus("public.a", changes=9, at=1000.0, generation="")
+    sink = describe_sink("cache", activity, (stored, replace(stored, table="public.b")))
+    findings = diagnose(Status("shop", sinks=(sink,))).findings
+    (finding,) = (finding for finding in findings if finding.code == "view-differs")
+    assert (finding.table, finding.keys, finding.count) == ("public.a", ("5", "7"), 2)
+    assert finding.message.startswith(
+        "public.a in cache: 2 rows differ from Postgres, with keys such as 5, 7."
+    )
+    assert finding.fix == "cdc -p FILE verify --sink cache --table public.a --repair"
+    # What was found of another generation says nothing of the one that readers see.
+    other = describe_sink("cache", activity, (replace(stored, generation="g2"),))
+    assert not any(view.wrong for view in other.views)
 
 
 def test_the_views_are_proved_through_the_moment_of_the_one_that_was_proved_first() -> None:

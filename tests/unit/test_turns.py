@@ -1,0 +1,80 @@
+"""What a turn of the continuous proof decides: damage is found, and no change is taken for it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.model.position import Position
+from cdc.verify.turns import Moment, ProvedView, begin, judge, range_end
+from tests.support.budget import budget
+
+NONE = frozenset[str]()
+ROW = frozenset({"5"})
+
+
+def moment(number: int) -> Moment:
+    return Moment(float(number), Position("topic", (number * 10,)))
+
+
+def turn(
+    view: ProvedView, number: int, differing: frozenset[str], explained: frozenset[str] = NONE
+) -> tuple[ProvedView, frozenset[str]]:
+    mark = moment(number)
+    return judge(view, mark, mark.position, differing, explained)
+
+
+def test_equal_rows_prove_a_view_through_the_mark() -> None:
+    view, wrong = turn(begin("", moment(1)), 2, NONE)
+    assert (view.proved, view.reached, wrong) == (moment(2), moment(2).position, NONE)
+
+
+def test_a_row_that_differs_is_wrong_only_if_the_log_has_no_later_record_of_it() -> None:
+    suspected, wrong = turn(begin("", moment(1)), 2, ROW)
+    assert (suspected.suspects, wrong) == (ROW, NONE)
+    # Until then the view isn't proved any further: a run that ends here compares the row again.
+    assert suspected.proved == moment(1)
+    changed, wrong = turn(suspected, 3, ROW, explained=ROW)
+    assert (changed.suspects, wrong) == (ROW, NONE)
+    # What the second turn has explained, the mark of the first one doesn't need any more.
+    assert changed.proved == moment(2)
+    _, wrong = turn(changed, 4, ROW)
+    assert wrong == ROW
+
+
+def test_a_suspect_that_is_equal_later_is_forgotten() -> None:
+    suspected, _ = turn(begin("", moment(1)), 2, ROW)
+    view, wrong = turn(suspected, 3, NONE)
+    assert (view.suspects, view.proved, wrong) == (NONE, moment(3), NONE)
+    again, wrong = turn(view, 4, ROW)
+    assert (again.suspects, wrong) == (ROW, NONE)
+
+
+def test_a_range_that_ends_before_its_mark_decides_and_proves_nothing() -> None:
+    suspected, _ = turn(begin("", moment(1)), 2, ROW)
+    mark = moment(9)
+    end = range_end(suspected.reached, mark.position, 5)
+    assert end == Position("topic", (25,))
+    cut, wrong = judge(suspected, mark, end, ROW, NONE)
+    assert (cut.proved, cut.reached, cut.suspects, wrong) == (moment(1), end, ROW, NONE)
+    whole, wrong = judge(cut, mark, mark.position, NONE, NONE)
+    assert (whole.proved, wrong) == (mark, NONE)
+
+
+@budget(100)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=4),
+    st.integers(1, 12),
+)
+def test_the_ends_of_short_ranges_reach_the_mark(sizes: list[tuple[int, int]], limit: int) -> None:
+    start = Position("topic", tuple(first for first, _ in sizes))
+    end = Position("topic", tuple(first + size for first, size in sizes))
+    for _ in range(200):
+        if start == end:
+            return
+        after = range_end(start, end, limit)
+        assert after != start
+        assert all(
+            first <= middle <= last
+            for first, middle, last in zip(start.offsets, after.offsets, end.offsets, strict=True)
+        )
+        start = after
+    raise AssertionError(start)
