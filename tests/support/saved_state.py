@@ -10,8 +10,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ import psycopg
 from cdc.compose import stack
 from cdc.compose.stack_state import Endpoints
 from cdc.kafka.topics import Topics
+from tests.support.verbs import run_verb
 from tests.support.wait import wait_until
 
 ARCHIVES = Path(__file__).parents[1] / "saved"
@@ -96,14 +95,9 @@ INSERT INTO orders VALUES (1001, 5, 99.99, '2026-02-01', '{new}');
 KEPT = ("postgres/data", "kafka/data", "elasticsearch/data", "redis/data")
 
 
-def command(folder: Path, *words: str) -> list[str]:
-    file = folder / "pipeline.yaml"
-    return [sys.executable, "-m", "cdc.entry", "-p", str(file), "--state", str(folder), *words]
-
-
 def cdc(folder: Path, *words: str, code: int = 0) -> str:
     """Run a verb on the stack of this folder; return what it prints."""
-    ended = subprocess.run(command(folder, *words), capture_output=True, text=True, check=False)
+    ended = run_verb(["-p", str(folder / "pipeline.yaml"), "--state", str(folder), *words])
     assert ended.returncode == code, f"{words}: {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout
 
