@@ -1,4 +1,4 @@
-"""What a turn of the continuous proof decides: damage is found, and no change is mistaken for damage."""
+"""What a turn of the continuous proof decides: damage is found, and no change is taken for it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
