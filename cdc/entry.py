@@ -9,8 +9,9 @@ import threading
 from typing import NoReturn
 
 ASKING = "ask-"
-"""How the names of threads begin that `cdc.observe.collection` may have stopped waiting for. If one is reading
-a warehouse, Arrow's exit handler waits for it, and it for the interpreter that has just ended: for ever.
+"""The names of threads that `cdc.observe.collection` no longer waits for begin with this. While one of them
+reads a warehouse, the process can't end by itself: Arrow's exit handler waits for the thread, and the thread
+for the interpreter, which has ended.
 """
 
 

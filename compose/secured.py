@@ -63,9 +63,7 @@ def make_secrets(folder: Path) -> None:
 
 
 def require_secrets(folder: Path) -> None:
-    """Refuse servers that were started with secrets that are gone: they take no others. Raises
-    StackError.
-    """
+    """Refuse to start servers whose secrets are gone: they accept no others. Raises StackError."""
     names = (*PASSWORDS, *OWN_PASSWORDS, "ca.pem", "server.pem", "client.pem")
     if missing := [name for name in names if not (folder / name).exists()]:
         lost = f"lacks {', '.join(missing)}" if folder.exists() else "is gone"

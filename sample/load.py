@@ -91,7 +91,9 @@ def _copy(conn: psycopg.Connection, table: str, frame: pd.DataFrame) -> int:
 
 def main(
     pipeline: Annotated[Path, typer.Option("-p", help="The pipeline file: it names the database.")],
-    state: Annotated[Path | None, typer.Option(help="As for cdc.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="The folder of local servers, as for cdc.")
+    ] = None,
     days: Annotated[int, typer.Option(min=1, max=31, help="Days of January 2013.")] = 31,
 ) -> None:
     """Load flights of January 2013 into the tables that `cdc migrate --sample` has made."""

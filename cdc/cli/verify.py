@@ -133,7 +133,7 @@ def _select(
                 for sink in sinks
                 if view.is_in(sink)
             ]
-    return [] if name else context.current_views, unfit
+    return [] if name else context.viewed_tables, unfit
 
 
 def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", timeout_s: float) -> None:

@@ -59,8 +59,8 @@ class RecordSummary(NamedTuple):
     outdated  a row from before the definition by which its values have to be read
     missing   the columns whose value a row doesn't carry, None for one that carries all
     carried   those that it does carry, None where these are the table's own and no others
-    unmasked  whether it has a value that the mask of its column would have changed, also where it is
-              DEAD or a DELETE
+    unmasked  whether it has a value that the mask of its column would have changed; of a DEAD record
+              and a DELETE, too
     """
 
     partition: int
@@ -155,7 +155,7 @@ class RecordClassifier:
 
     def _shows_masked(self, value: bytes) -> bool:
         try:
-            # Other decoders refuse a text that ends with half a character, as a mask may leave it.
+            # A mask may cut a character in half (a surrogate). Other decoders refuse such a text.
             event = json.loads(value)
             rows = [row for row in (event.get("before"), event.get("after")) if row]
             return any(
@@ -331,7 +331,8 @@ def _batch(summaries: list[RecordSummary]) -> pa.RecordBatch:
     import pyarrow as pa
 
     texts = pa.list_(pa.string())
-    text, flag = pa.string(), pa.bool_()
+    text = pa.string()
+    flag = pa.bool_()
     types = (pa.int32(), pa.int64(), text, text, flag, flag, texts, texts, flag)
     columns = [
         pa.array([record[index] for record in summaries], type_)

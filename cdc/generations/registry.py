@@ -9,7 +9,7 @@ The topic <pipeline>.generations has, each under a key of its own:
     ["claim", SINK, COMMAND]  a command works on a sink, or waits to; the first in the topic holds
                               the sink
     ["proof", SINK, TABLE]    `Proof`: through which moment the view was proved equal to its source; or
-                              `Damage`: rows of it that differ
+                              `Damage`: rows that differ
     ["pause", SINK]           `Pause`: `cdc run` applies nothing to the sink until the entry is removed
     ["tick", SINK, COMMAND]   once a second: the command is alive, and its progress
 
@@ -116,8 +116,12 @@ class Proof:
 
 @dataclass(frozen=True)
 class Damage:
-    """Rows of a view's `generation` that differed from its source when they were compared last, `found_at` in
-    Unix seconds: their number, and some of their ids. Stored.
+    """Rows of a view that differed from its source when they were compared last. Stored.
+
+    generation  of the view
+    found_at    Unix seconds
+    rows        how many differed
+    ids         some of them
     """
 
     generation: str

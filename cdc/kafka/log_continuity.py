@@ -234,7 +234,7 @@ class Continuity:
                 can't be read.
         """
         if stored and is_beyond(stored.position, self.logs[table.topic].end):
-            # A run at work may have moved the view since the ends were read: only a later end tells.
+            # A run may have moved the view after the ends were read, so compare it with later ends.
             ends = self._kafka.ends(list(self.logs))
             self.logs = {topic: replace(log, end=ends[topic]) for topic, log in self.logs.items()}
         log = self.logs[table.topic]

@@ -75,8 +75,8 @@ class Mask:
         return f"CASE WHEN {name} IS NOT NULL THEN {cut} END"
 
     def shows(self, type_: str, value: object) -> bool:
-        """Whether a value in the log is none that this mask writes: it is from before the mask. One that
-        looks like a masked value isn't told from it. NULL and empty texts show nothing.
+        """Whether this mask can't have written a value in the log, so that it is from before the mask. A
+        value that looks like a masked one isn't recognized. NULL and empty texts show nothing.
         """
         text = str(value or "")
         if self.cut:

@@ -62,7 +62,7 @@ class Projection:
 
     rename  by column: the name that the sink has for it
     where   the condition of the rows that it has, as the pipeline file has it; None for all rows
-    form    how it keeps a row, where that isn't the usual way
+    form    how it keeps a row; None for the sink's usual way
     """
 
     columns: tuple[str, ...] | None = None

@@ -108,8 +108,8 @@ def describe_sink(
 
 
 def _with_proof(view: ViewStatus, registered: Generations) -> ViewStatus:
-    """Add the proof of the view's live generation, or its damage. One of another generation says
-    nothing of it.
+    """Add the proof or the damage of the view's live generation. What was found of another generation
+    is ignored.
     """
     proof = registered.proofs.get(view.table)
     damage = registered.damages.get(view.table)

@@ -199,8 +199,8 @@ class Context:
         return {**stored, **waiting(self.resolution.refused)}
 
     @cached_property
-    def current_views(self) -> tuple[Table, ...]:
-        """What sinks have views of at this moment: captured tables, and views of several that don't wait."""
+    def viewed_tables(self) -> tuple[Table, ...]:
+        """What sinks have views of now: captured tables, and views of several tables that don't wait."""
         from cdc.documents.tables import view_table
 
         resolved = self.resolution.views if self.pipeline.views else ()

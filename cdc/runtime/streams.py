@@ -73,9 +73,9 @@ class Streams:
         from cdc.verify.prover import Proving, proving
 
         def describe() -> Proving:
-            # What it has read is as of now.
+            # A new copy reads the tables again.
             context = replace(self.context)
-            return Proving(context.pipeline, context.current_views, context.sinks([*names]))
+            return Proving(context.pipeline, context.viewed_tables, context.sinks([*names]))
 
         return proving(spark, self.context.load, describe)
 

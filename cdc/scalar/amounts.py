@@ -97,9 +97,9 @@ def total(amounts: Mapping[str, int]) -> Decimal:
 
 
 def _joined(groups: Mapping[int, int]) -> Decimal:
-    """Return the number of which these are the groups of digits, by group; 0 where there are none.
+    """Return the number that has these groups of digits, by group; 0 if there are none.
 
-    By its text, with a carry: adding powers of ten takes 40 s for the longest numeric.
+    It joins their texts, with a carry: adding powers of ten takes 40 s for the longest numeric.
     """
     texts = []
     carry = 0

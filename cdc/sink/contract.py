@@ -197,17 +197,17 @@ class GroupScanner(Protocol):
 
 
 ReadRows = Callable[[Sequence[str]], "Iterator[pa.RecordBatch]"]
-"""Reads the rows of ids, id string and document string, each as often as the view holds it. Runs on
-executors, so it is pickled.
+"""Reads the rows with these ids, as batches of id string, document string. A row comes as often as the
+view holds it. Runs on executors, so it is pickled.
 """
 
 
 @runtime_checkable
 class RowReader(Protocol):
-    """A sink whose rows executors can read by id without a frame. `cdc run` proves changed rows by it."""
+    """A sink whose rows executors can read by id without a frame. `cdc run` compares changed rows with it."""
 
     def row_reader(self, table: Table) -> ReadRows:
-        """Make what reads rows of the view as it is now."""
+        """Return a function that reads rows of the view as it is now."""
 
 
 @runtime_checkable

@@ -307,8 +307,8 @@ def passed_views(
     not_awaited: Set[View],
     stopping: Event,
 ) -> frozenset[View]:
-    """Wait until views pass a barrier, so many seconds at most; not for those in `not_awaited`. Returns
-    those that have passed. A sink that is away has passed nothing.
+    """Wait until views pass a barrier, for `limit_s` seconds at most. Doesn't wait for the views in
+    `not_awaited`. Returns the views that have passed it. A sink that is away has passed nothing.
     """
     deadline = time.monotonic() + limit_s
     passed: set[View] = set()

@@ -1,8 +1,8 @@
 """Compare the rows that have changed, in one task of one job: plain Python, no frames.
 
 In:  for each table a range of its topic, and its views. Out: ids of the rows that differ.
-Invariant: values stay with the executor. A side that can't be read differs in nothing and proves
-nothing: its answer has an error.
+Invariant: values stay with the executor. If a side can't be read, the answer has an error: it neither
+finds a difference nor proves anything.
 """
 
 import time
@@ -43,7 +43,7 @@ class ChangedView:
 
 @dataclass(frozen=True)
 class ChangedTable:
-    """A table of which the rows that have a record in `ranges` are compared with its views.
+    """A table whose rows with a record in `ranges` are compared with its views.
 
     settings  SQL that sets the time of the table's clock, if it has one
     """

@@ -38,7 +38,7 @@ class Options:
 
     @property
     def proves(self) -> bool:
-        """Whether a comparison proves a view that it finds equal: not one of some rows."""
+        """Whether a comparison proves a view that it finds equal. Only one of all rows does."""
         return self.sample is None and self.since_ms is None
 
 
@@ -82,7 +82,7 @@ class Comparison:
     """Seconds that it took to read and hash either side; the source is read once for all sinks."""
     scope: str = "all rows"
     proves: bool = True
-    """Whether all rows were compared. To compare some proves nothing of the view."""
+    """Whether all rows were compared. Otherwise nothing is proved of the view."""
     problem: str | None = None
     """Why the view couldn't be compared, in a sentence: it waits for something."""
     hint: str | None = None

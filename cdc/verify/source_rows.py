@@ -207,7 +207,7 @@ def _within_pages(condition: sql.Composable | None, low: int, high: int | None) 
 
 
 def begin_in_snapshot(connection: source.Connection, join_sql: str) -> None:
-    """Begin a transaction that sees a snapshot; see `SourceSnapshot.join_sql`. Empty: one of its own."""
+    """Begin a transaction that sees a snapshot: see `SourceSnapshot.join_sql`. Without it, a new one."""
     connection.execute(READ_ONLY)
     if join_sql:
         connection.execute(join_sql.encode())

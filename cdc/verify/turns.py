@@ -16,7 +16,7 @@ NOBODY: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class Moment:
-    """A time in Unix seconds, by Postgres' clock. What was committed before lies below `position`."""
+    """A time in Unix seconds, by Postgres' clock. What was committed before it is below `position`."""
 
     at: float
     position: Position

@@ -179,7 +179,7 @@ def read_share(
 
 
 def read_ids(mirror: Mirror | None, ids: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Read the rows of some ids; none of a mirror that isn't there: SCANNED."""
+    """Read rows by id: SCANNED. A mirror that isn't there has none."""
     if mirror is None:
         return
     schema = pa.schema([(ID, pa.string()), *codec(mirror.table).schema])

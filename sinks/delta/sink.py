@@ -273,7 +273,7 @@ class Delta:
         return scan_mirror(spark, table, folder, ids)
 
     def row_reader(self, table: Table) -> ReadRows:
-        """Make what reads rows of the mirror's newest version."""
+        """Return a function that reads rows of the mirror's newest version."""
         from cdc.sinks.delta.scan import Mirror, read_ids
 
         folder = self.folder(table, "mirror")

@@ -1,8 +1,8 @@
 """Exchange of two generations row by row, in databases that others use, too.
 
 Positions change places first, in one script. From then on nobody writes rows until `complete` has
-exchanged them all. So an exchange that is interrupted loses nothing: whoever is to write next
-completes it, also two at a time.
+exchanged them all. So an exchange that is interrupted loses nothing: whoever has to write next
+completes it first. Two may do so at once.
 """
 
 import json
@@ -53,8 +53,8 @@ def new_mark(live: Database, other: Database) -> str:
 
 
 def shown_offsets(live: ViewCheckpoint | None, candidate: ViewCheckpoint) -> tuple[int, ...]:
-    """Choose the offsets that readers are told while rows change places: no more than holds for every
-    row. Where the two can't be compared that is offset zero.
+    """Choose the offsets that readers get while rows change places: every row has the changes before
+    them. If the two generations can't be compared, that is offset zero.
     """
     if live and live.floor == candidate.floor and distance(live, candidate.position).comparable:
         return live.position.offsets

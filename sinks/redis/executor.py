@@ -30,7 +30,7 @@ from cdc.sinks.redis.scan import read_hashes
 from cdc.sinks.redis.scripts import APPLY
 
 COMMITTED_BYTES = 100
-"""Memory of the time of a row's newest change."""
+"""Memory that the time of a row's newest change takes."""
 CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
 """Size of a Lua call: it takes a few milliseconds, during which the server serves nobody else."""
 
@@ -133,8 +133,10 @@ class ChunkWriter(Writer):
 
 @dataclass
 class RedisWriter(ChunkWriter):
-    """The writer of rows. lifetimes_ms: of rows, by table that has a `ttl`. hashes: the tables of
-    `form: hash`.
+    """The writer of rows.
+
+    lifetimes_ms  how long rows stay, by table with a `ttl`
+    hashes        the tables with `form: hash`
     """
 
     lifetimes_ms: Mapping[str, int] = field(default_factory=dict)
@@ -187,10 +189,11 @@ class RedisWriter(ChunkWriter):
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         now_ms = time.time() * 1000
         for part in parts:
-            expires = part.advance.table.qualified in self.lifetimes_ms
-            for row in part.rows.values() if expires else ():
+            if part.advance.table.qualified not in self.lifetimes_ms:
+                continue
+            for row in part.rows.values():
                 if self._ends_ms(part, row) <= now_ms:
-                    # Not just left out: its former state may be from before there was a `ttl`.
+                    # Deleted, not left out: the cache may have a state from before there was a `ttl`.
                     row.value = None
         verdicts = super().write(parts)
         for part in parts:

@@ -1,4 +1,4 @@
-"""A row as a Redis hash, for tables of `form: hash`: a field for each column that isn't null.
+"""A row as a Redis hash, for tables with `form: hash`: a field for each column that isn't null.
 
 A field holds a text as it is, and anything else as the JSON that a document has for it.
 """

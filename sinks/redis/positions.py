@@ -98,7 +98,7 @@ class Positions:
         None when the advance is done: an earlier try may have applied a part of it, or all.
 
         Raises:
-            Fenced, PositionLost: see `Sink.apply`. PositionLost as well after an exchange of generations.
+            Fenced, PositionLost: see `Sink.apply`. PositionLost, too, if it had to complete an exchange.
         """
         fields = self._read(advance.table)
         if exchange_of(fields):
@@ -183,15 +183,15 @@ class Positions:
         return takeover
 
     def _completed(self, table: Table) -> PositionLost:
-        """Complete the exchange of all tables, which a command has begun that may be dead: nobody writes
-        a row before. Returns the error, since positions are others now.
+        """Complete the exchange of all tables before a row is written: the command that began it may be
+        dead. Returns the error to raise, because the positions have changed.
         """
         names = self.database.ask(lambda server: server.smembers(self.database.names_key))
         for name in sorted({table.qualified, *names}):
             complete(self.database, name)
         return PositionLost(
-            f"Generations of {table.qualified} have changed places before rows were written.",
-            hint="`cdc run` tries again; after another command: run it again",
+            f"Generations of {table.qualified} have changed places, so its position is a different one now.",
+            hint="`cdc run` tries again by itself; run any other command again",
             sink=self.database.sink,
         )
 

@@ -38,9 +38,9 @@ local function store(n)
 end
 """
 
-# Further KEYS: the rows. The rest of ARGV: partition, from, until, 'json' or 'hash', then per row its
-# document, or in MessagePack field, value, ...; '' for a delete. Then, of a table with a `ttl`, per row
-# when it expires, in milliseconds since 1970.
+# Further KEYS: the rows. The rest of ARGV: partition, from, until, 'json' or 'hash'. Then a value per row:
+# its document, or its fields in MessagePack (field, value, ...), or '' for a delete. For a table with a
+# `ttl` then the time at which each row expires, in milliseconds since 1970.
 APPLY = (
     MOVING
     + """

@@ -115,7 +115,9 @@ class Redis(TlsSettings, SinkSettings):
     tables: tuple[Annotated[CachedTable, by_name], ...] | None = Field(
         default=None, examples=["[public.orders]"]
     )
-    """The captured tables that the cache has views of, as `tables` of any sink."""
+    """The captured tables that the cache has views of, as for any sink; an entry may also have `ttl` and
+    `form`.
+    """
     prefix: str = Field(
         pattern=r"^[^\s:]+$", description="a word without spaces and colons", examples=["shop"]
     )

@@ -67,8 +67,8 @@ class Redis:
         hashes: frozenset[str] = frozenset(),
     ) -> None:
         """`spare` is the number of the database for other generations: the next one when None.
-        `shared`: others use these databases, too. `lifetimes_ms`: of rows, by table that has a `ttl`.
-        `hashes`: the tables of `form: hash`.
+        `shared`: others use these databases, too. `lifetimes_ms`: how long rows stay, by table with a
+        `ttl`. `hashes`: the tables with `form: hash`.
 
         Raises:
             SettingsError: the url names no server and database.

@@ -186,7 +186,7 @@ DAY = 86_400_000_000
 def test_a_row_expires_a_while_after_its_last_change(
     spark: "SparkSession", unique: str, own_server: str, shared: bool
 ) -> None:
-    """In every generation at the same time; what is over isn't written, and an older state of it goes."""
+    """At the same time in every generation. A row that has expired isn't written, and its older state goes."""
     name = table("").qualified
     limited = harness_of(
         spark, unique, own_server, shared=shared, lifetimes_ms={name: 10 * DAY // 1000}
@@ -254,7 +254,7 @@ HASH_LAWS = [
     laws.a_cleared_view_is_made_again,
     laws.a_removed_view_leaves_nothing_behind,
 ]
-"""Those in which rows are written, completed, read, removed and given to another generation."""
+"""The laws in which rows are written, completed, read, removed and given to another generation."""
 
 
 @pytest.mark.parametrize("law", HASH_LAWS, ids=lambda law: law.__name__)

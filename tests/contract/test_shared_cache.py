@@ -360,7 +360,7 @@ def test_a_run_completes_the_exchange_of_views_that_cannot_be_compared(url: str)
 
 
 def test_a_run_completes_the_exchange_of_all_tables_at_once(url: str) -> None:
-    """Each of them would restart its stream otherwise."""
+    """Otherwise each table would restart the stream."""
     with world(url) as one:
         more = Harness(one.harness.spark, one.harness.make, table("shop.more", "more"))
         names = {**one.names, more.name: new_generation()}

@@ -288,7 +288,7 @@ class RowByRow(ElasticsearchWriter):
 def test_a_node_that_dies_in_mid_batch_loses_and_refuses_nothing(
     index: SecuredIndex, harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The master, so that the other two have to elect one."""
+    """The node is the master, so the other two have to elect one."""
     sink = harness.sink
     assert isinstance(sink, Elasticsearch)
     fill_view(harness)

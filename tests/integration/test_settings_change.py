@@ -197,7 +197,7 @@ def differing(shop: Shop, table: Table) -> dict[str, str | None]:
 
 
 def unmasked(shop: Shop, table: Table) -> int:
-    """How many records have values that an audit sees are not masked so."""
+    """Count the records in which an audit finds values that aren't masked as the table says."""
     classifier = RecordClassifier(table, DecodeOptions(PLACEHOLDER), ())
     records = read_records(shop.kafka, table.topic)
     return sum(classifier.classify(each.key, each.value, 0, 0).unmasked for each in records)

@@ -98,7 +98,7 @@ def found(world: "World") -> int:
 
 
 def ask_for_another_mapping(world: "World") -> None:
-    """Until the rebuild the index stays as it was made, and goes on: also when `cdc run` reads the file."""
+    """Until the rebuild the index keeps its mapping and stays current, also if `cdc run` reads the file."""
     text = world.file.read_text()
     world.file.write_text(text.replace("partitions: 2", f"partitions: 2, index: {MAPPING}"))
     world.sql("ALTER TABLE busy ADD COLUMN note text", "UPDATE busy SET note = 'new' WHERE id = 1")

@@ -129,7 +129,7 @@ def proofs(world: "World") -> dict[tuple[str, str], tuple[float | None, float | 
 
 
 def test_changes_under_load_raise_no_alarm(world: "World") -> None:
-    """Hot rows differ at nearly every look. What changes a table ends its proof, and is no damage."""
+    """Rows that always change differ at nearly every look. A changed definition ends a proof, and is no damage."""
     begin(world)
     prove_all_the_time(world)
     with (

@@ -42,7 +42,8 @@ TOTALS = Totals(60.0, 3, 600, {"cache": 200})
 
 def written(count: int = 400) -> Rows:
     """The rows after so many transactions of a seed."""
-    rows, plan = first_rows(), Plan(random.Random(7))
+    rows = first_rows()
+    plan = Plan(random.Random(7))
     for number in range(1, count + 1):
         apply(rows, plan.next(number, rows)[1])
     return rows
@@ -68,7 +69,9 @@ def test_a_good_history_has_no_violation() -> None:
 
 
 def test_the_writer_writes_each_kind_and_its_versions_only_grow() -> None:
-    rows, plan, last = first_rows(), Plan(random.Random(7)), dict[tuple[str, int], int]()
+    rows = first_rows()
+    plan = Plan(random.Random(7))
+    last = dict[tuple[str, int], int]()
     kinds = set[str]()
     for number in range(1, 3000):
         kind, changes = plan.next(number, rows)

@@ -33,7 +33,7 @@ entry.main()
 
 
 def test_a_question_that_hangs_ends_with_the_program() -> None:
-    """Arrow's exit handler would wait for it: `cdc status` had answered, and stayed."""
+    """Otherwise Arrow's exit handler waits for it: `cdc status` has answered, and never ends."""
     words = [sys.executable, "-c", HANGING]
     ended = subprocess.run(
         [*words, "--version"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
