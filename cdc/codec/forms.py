@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from cdc.codec.members import NULL, joined, members
+from cdc.codec.problem import Unreadable
 from cdc.codec.table import codec
 from cdc.model.table import Table
 
@@ -66,9 +67,12 @@ class Documents:
         older: bytes,
         older_missing: Sequence[str],
     ) -> FilledValue:
-        """Copy missing members from the older document, as text."""
-        filled_members = members(value)
-        older_members = members(older)
+        """Copy missing members from the older document, as text; none if either can't be taken apart."""
+        try:
+            filled_members = members(value)
+            older_members = members(older)
+        except Unreadable:
+            return FilledValue(value, tuple(missing))
         # A view that was made before the column was added doesn't hold it: its value is unknown.
         available = [
             name

@@ -303,8 +303,9 @@ def ids(table: Table) -> Work:
 
 
 def commits(table: Table) -> Work:
-    """When the change of each record was committed: COMMITS, in microseconds since 1970. Takes key, value
-    and offset. Records that can't be read, and those that don't say it, are left out.
+    """When the row of each record was committed: COMMITS, in microseconds since 1970; null where a record has
+    no row, can't be read or doesn't say it. Takes key, value and offset. Records whose key isn't one of the
+    table are left out.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -312,14 +313,17 @@ def commits(table: Table) -> Work:
 
         decoder = RecordDecoder([table], DecodeOptions().placeholder)
         for batch in batches:
-            rows: list[tuple[str, int, int]] = []
+            rows: list[tuple[str, int | None, int]] = []
             for key, value, offset in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
+                row_id = decoder.row_id(table.topic, key)
+                committed_us = None
                 try:
                     change = decoder.decode(table.topic, key, value)
+                    committed_us = None if change.row is None else change.commit_us
                 except Unreadable:
-                    continue
-                if change.commit_us is not None:
-                    rows.append((change.id, change.commit_us, offset))
+                    pass
+                if row_id is not None:
+                    rows.append((row_id, committed_us, offset))
             types = (pa.string(), pa.int64(), pa.int64())
             columns = [pa.array([row[n] for row in rows], type_) for n, type_ in enumerate(types)]
             yield pa.RecordBatch.from_arrays(columns, names=["id", "committed_us", "offset"])

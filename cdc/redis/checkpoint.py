@@ -23,8 +23,7 @@ def checkpoint_of(fields: Mapping[str, str]) -> ViewCheckpoint | None:
     values = {
         name: value if name in TEXT_FIELDS else json.loads(value) for name, value in fields.items()
     }
-    # `shown`: while rows change places, see `cdc.sinks.redis.exchange`.
-    return ViewCheckpoint.from_mapping({**values, "offsets": values.get("shown", offsets)})
+    return ViewCheckpoint.from_mapping({**values, "offsets": offsets})
 
 
 def extra_fields(checkpoint: ViewCheckpoint) -> tuple[str, ...]:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STATES = "id string, seen long"
-CLOCKS_MS = 3_600_000
-"""How much earlier a record may have been produced, by Connect's clock, than committed, by Postgres'."""
+EARLIEST = {"startingOffsets": "earliest"}
 
 
 def states_since(spark: SparkSession, kafka: str, table: Table, position: Position) -> DataFrame:
@@ -57,30 +56,25 @@ def ids_since(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> D
 
     `since_ms`: Unix milliseconds.
     """
-    records = read_records(spark, kafka, table, _since(since_ms))
-    return _keys(records, table).select("id").distinct()
+    options = {"startingTimestamp": str(since_ms), "startingOffsetsByTimestampStrategy": "latest"}
+    return _keys(read_records(spark, kafka, table, options), table).select("id").distinct()
 
 
-def ids_committed_since(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> DataFrame:
-    """Return the distinct ids of rows whose last change was committed at that time or later."""
-    options = _since(since_ms - CLOCKS_MS)
-    records = read_records(spark, kafka, table, options).select("key", "value", "offset")
+def ids_unchanged_since(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> DataFrame:
+    """Return the ids of rows whose last record in the topic has a row that was committed before that time."""
+    records = read_records(spark, kafka, table, EARLIEST).select("key", "value", "offset")
     committed = records.mapInArrow(freeze_gc_after(log_rows.commits(table)), log_rows.COMMITS)
     # All records of a row are in one partition.
     last = committed.groupBy("id").agg(F.max_by("committed_us", "offset").alias("last_us"))
-    return last.where(F.col("last_us") >= since_ms * 1000).select("id")
+    return last.where(F.col("last_us") < since_ms * 1000).select("id")
 
 
 def keys(spark: SparkSession, kafka: str, table: Table, start: Sequence[int] = ()) -> DataFrame:
     """Return id, key: each key of the topic once, as bytes, of records at or above `start`, by
     partition; of all where it is empty.
     """
-    options = _starting_at(table, start) if start else {"startingOffsets": "earliest"}
+    options = _starting_at(table, start) if start else EARLIEST
     return _keys(read_records(spark, kafka, table, options), table).distinct()
-
-
-def _since(since_ms: int) -> dict[str, str]:
-    return {"startingTimestamp": str(since_ms), "startingOffsetsByTimestampStrategy": "latest"}
 
 
 def _starting_at(table: Table, offsets: Sequence[int]) -> dict[str, str]:

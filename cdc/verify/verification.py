@@ -357,20 +357,20 @@ class TableVerification:
     def _without_expired(
         self, frames: ExitStack, wrong: DataFrame, sinks: Sequence[Sink]
     ) -> DataFrame:
-        """Leave out missing rows that may have expired by the time at which the views were read, which is
-        over. A row that has no record any more in the log counts as expired, too.
+        """Leave out missing rows that may have expired by now: the views have been read before. A row of which
+        the log has nothing has not expired: somebody has lost it.
         """
         for sink in sinks:
             lifetime_s = sink.lifetime_s(self.table) if isinstance(sink, Expiring) else None
-            if lifetime_s is None:
+            missing = wrong.where((F.col("sink") == sink.name) & (F.col("kind") == "missing"))
+            if lifetime_s is None or missing.isEmpty():
                 continue
             since_ms = int((time.time() - lifetime_s + CLOCKS_S) * 1000)
-            kept = recent_changes.ids_committed_since(
+            unchanged = recent_changes.ids_unchanged_since(
                 self.spark, self.pipeline.kafka, self.table, since_ms
             )
-            is_missing = (F.col("sink") == sink.name) & (F.col("kind") == "missing")
             expired = bucket_hashes.persist(
-                frames, wrong.where(is_missing).join(kept, "id", "left_anti").select("sink", "id")
+                frames, missing.join(unchanged, "id", "left_semi").select("sink", "id")
             )
             self._comparisons[sink.name].expired += expired.count()
             wrong = wrong.join(expired, ["sink", "id"], "left_anti")

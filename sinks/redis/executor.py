@@ -25,7 +25,7 @@ from cdc.sink.lane import (
     Writer,
 )
 from cdc.sink.rejection import Source
-from cdc.sinks.redis.hashes import packed_fields
+from cdc.sinks.redis.hashes import HashedDocuments, packed_fields
 from cdc.sinks.redis.scan import read_hashes
 from cdc.sinks.redis.scripts import APPLY
 
@@ -143,11 +143,14 @@ class RedisWriter(ChunkWriter):
     hashes: frozenset[str] = frozenset()
     _committed_ms: dict[tuple[str, int], dict[str, int]] = field(init=False, default_factory=dict)
     """By topic and partition, of rows that aren't written yet: when their newest change was committed."""
-    form = Documents()
     limits = CHUNK
 
+    @property
+    def form(self) -> Documents:
+        return HashedDocuments(self.hashes)
+
     def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:  # noqa: ARG002
-        if part.advance.table.qualified not in self.lifetimes_ms:
+        if not self.lifetimes_ms or part.advance.table.qualified not in self.lifetimes_ms:
             return 0
         committed_us = time.time() * 1e6 if change.commit_us is None else change.commit_us
         rows = self._committed_ms.setdefault((part.topic, part.partition), {})

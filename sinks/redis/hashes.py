@@ -3,14 +3,41 @@
 A field holds a text as it is, and anything else as the JSON that a document has for it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
 
+from cdc.codec.forms import Documents
 from cdc.codec.members import NULL, members
+from cdc.codec.problem import Unreadable, ValueNotRepresentable
 from cdc.codec.types import kind
 from cdc.model.table import Table
+
+BROKEN_JSON = "its json is nested too deeply for a hash, or has half of a character"
+
+
+@dataclass(frozen=True)
+class HashedDocuments(Documents):
+    """Documents. Those of the tables in `hashes` can be taken apart."""
+
+    hashes: frozenset[str]
+
+    def converter(self, table: Table) -> Callable[[bytes], bytes]:
+        convert = super().converter(table)
+        if table.qualified not in self.hashes:
+            return convert
+
+        def checked(row: bytes) -> bytes:
+            document = convert(row)
+            try:
+                members(document)
+            except Unreadable:
+                raise ValueNotRepresentable(BROKEN_JSON, table.qualified) from None
+            return document
+
+        return checked
 
 
 def packed_fields(table: Table, document: bytes) -> bytes:

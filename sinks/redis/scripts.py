@@ -123,7 +123,8 @@ return 1
 )
 
 # Exchanges positions; rows follow by `EXCHANGE_SOME`. The rest of ARGV: the mark of this exchange, then
-# as JSON the offsets that readers are told meanwhile, as JSON: [{key, shown}].
+# as JSON the offsets that positions show readers meanwhile, as texts: [{key, shown}]. `ahead` has those
+# of the new rows.
 EXCHANGE_POSITIONS = (
     UNMOVED
     + """
@@ -139,7 +140,12 @@ for _, begun in ipairs(cjson.decode(ARGV[5])) do
     redis.call('HSET', begun.key, 'exchange', ARGV[4], unpack(positions[3 - place]))
   end
   redis.call('SELECT', ARGV[1])
-  redis.call('HSET', begun.key, 'shown', begun.shown)
+  local ahead = {}
+  for i, offset in ipairs(begun.shown) do
+    ahead[i] = redis.call('HGET', begun.key, i - 1) or '0'
+    redis.call('HSET', begun.key, i - 1, offset)
+  end
+  redis.call('HSET', begun.key, 'ahead', cjson.encode(ahead))
 end
 return 1
 """
@@ -210,7 +216,9 @@ SETTLE = (
     EXCHANGING
     + """
 if ARGV[4] ~= '' and not string.find(redis.call('INFO', 'server'), ARGV[4], 1, true) then return 0 end
-redis.call('HDEL', KEYS[1], 'exchange', 'shown')
+local ahead = cjson.decode(redis.call('HGET', KEYS[1], 'ahead') or '[]')
+for i, offset in ipairs(ahead) do redis.call('HSET', KEYS[1], i - 1, offset) end
+redis.call('HDEL', KEYS[1], 'exchange', 'ahead')
 redis.call('UNLINK', KEYS[2])
 redis.call('SELECT', ARGV[3])
 redis.call('HDEL', KEYS[1], 'exchange')

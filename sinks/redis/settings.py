@@ -71,10 +71,18 @@ def _sentinel(text: str) -> str:
     return text
 
 
+def _lifetime(text: str) -> str:
+    if not microseconds(text):
+        raise InvalidSetting("rows that expire at once are in no view", "for example: 1 day")
+    return text
+
+
 class CachedTable(ListedTable):
     """An entry of a cache's `tables`."""
 
-    ttl: Duration | None = Field(default=None, examples=["1 day"])
+    ttl: Annotated[Duration, AfterValidator(_lifetime)] | None = Field(
+        default=None, examples=["1 day"]
+    )
     """How long the cache has a row after its last change was committed; for ever without it."""
     form: Literal["json", "hash"] = "json"
     """How a row is kept: as a JSON object, or as a hash with a field for each column that isn't null."""

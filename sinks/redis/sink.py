@@ -273,7 +273,7 @@ def exchange(
             for side, fields in zip((live, candidate), both, strict=True)
         ]
         shown = shown_offsets(stored, candidate_stored) if candidate_stored else ()
-        begun.append({"key": key, "shown": json.dumps(shown)})
+        begun.append({"key": key, "shown": list(map(str, shown))})
     if lagging:
         return False
     numbers = (live.database.number, candidate.database.number)

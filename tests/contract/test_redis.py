@@ -18,18 +18,19 @@ import redis
 import cdc.sinks.redis.positions
 import cdc.sinks.redis.sink
 from cdc.control.floors import Floors
-from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
+from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable, ValueNotRepresentable
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
-from cdc.model.table import row_id
+from cdc.model.table import Column, Table, row_id
 from cdc.redis.server import COMMANDS, client, position_key, view_key
 from cdc.sink.contract import Outcome, PositionLost
 from cdc.sink.lane import ChunkLimits
 from cdc.sink.lane_run import run_in_process, run_on_executors
 from cdc.sinks.redis.executor import PendingAdvance, RedisWriter
+from cdc.sinks.redis.hashes import BROKEN_JSON
 from cdc.sinks.redis.settings import Redis as RedisSettings
 from cdc.sinks.redis.sink import Redis
 from tests.contract import laws
@@ -295,6 +296,38 @@ def test_a_hash_that_somebody_has_overwritten_counts_as_missing(
     hashed.sink.close()
     with server_at(own_server) as server:
         server.flushall()
+
+
+HALF = '"\\ud83d"'
+"""Half of a character, which Postgres' json holds and no string does."""
+
+
+@pytest.mark.parametrize("value", [HALF, "[" * 3000 + "]" * 3000], ids=["half", "deep"])
+def test_json_that_no_hash_can_have_is_rejected_before_the_position_moves(
+    spark: "SparkSession", unique: str, own_server: str, value: str
+) -> None:
+    """As a JSON object its row is kept."""
+    columns = (Column("a", "text"), Column("b", "bigint"), Column("v", "json"))
+    items = Table("public", "items", columns, ("a", "b"), f"{unique}.public.items")
+
+    def applied(**settings: Any) -> Harness:
+        harness = Harness(spark, lambda: Redis("cache", own_server, unique, **settings), items, 1)
+        for number, text in enumerate(("1", value)):
+            harness.topic.add("c", {"a": f"k{number}", "b": number, "v": text})
+        harness.apply()
+        return harness
+
+    with pytest.raises(ValueNotRepresentable, match=f"offset 1: {BROKEN_JSON}"):
+        applied(hashes=frozenset({"public.items"}))
+    with server_at(own_server) as server:
+        assert int(server.hget(position_key(unique, "public.items"), "0") or 0) < 2
+        server.flushall()
+    harness = applied()
+    with server_at(own_server) as server:
+        text = server.get(f"{view_key(unique, 'public.items')}{row_id(['k1', 1])}")
+        assert text == f'{{"a":"k1","b":1,"v":{value}}}'
+        server.flushall()
+    harness.sink.close()
 
 
 # A server that can't be written to for a while (finding 18)

@@ -115,8 +115,15 @@ class World:
         rows = self.rows(0)
         for key in {*rows, *self.faulty, *self.built}:
             assert rows.get(key) in (self.faulty.get(key), self.built.get(key))
-        if self.harness.position() != self.started:
+        position = self.harness.position()
+        if position != self.started:
             assert rows == self.built
+        # So clients in other languages read it.
+        texts = self.servers[0].hmget(
+            self.position, *map(str, range(self.harness.topic.partitions))
+        )
+        assert position is not None
+        assert cast("list[str]", texts) == [str(offset) for offset in position.offsets]
 
     def go_on(self, former: dict[str, str]) -> Rows:
         """`cdc run` applies to both generations. Returns the rows that the former one has to have then."""

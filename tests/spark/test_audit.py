@@ -122,19 +122,28 @@ def test_states_and_keys_of_a_topic(
 def test_the_last_change_of_a_row_says_how_old_it_is(
     spark: "SparkSession", monkeypatch: "pytest.MonkeyPatch"
 ) -> None:
-    """By its offset, whichever change was committed last; records that don't say it count for nothing."""
+    """By its offset, whichever change was committed last. One that has no row, or can't be read, says nothing."""
     items = table()
-    commits_ms = {"younger": [10, 30], "older": [30, 10], "just": [20], "unread": []}
+    commits_ms = {
+        "younger": [10, 30],
+        "older": [30, 10],
+        "just": [20],
+        "gone": [10],
+        "unread": [10],
+    }
+    ends = {"gone": None, "unread": b"no json"}
     records: list[Raw] = []
     for name, times_ms in commits_ms.items():
         row = {"c0": name, "c1": 1, "c2": "x", "c3": 1, "c4": [], "c5": "{}"}
-        for time_ms in times_ms:
-            event = envelope("u", None, row, committed_us=time_ms * 1000)
+        events = [envelope("u", None, row, committed_us=time_ms * 1000) for time_ms in times_ms]
+        for event in events:
             event["source"] |= {"table": "one"}
-            records.append(
-                Raw(packed({"c0": name, "c1": 1}), packed(event), items.topic, 0, len(records))
-            )
-        records.append(Raw(packed({"c0": name, "c1": 1}), b"no json", items.topic, 0, len(records)))
+        values = [*map(packed, events), *([ends[name]] if name in ends else [])]
+        key = packed({"c0": name, "c1": 1})
+        start = len(records)
+        records += [
+            Raw(key, value, items.topic, 0, start + number) for number, value in enumerate(values)
+        ]
     monkeypatch.setattr(recent_changes, "read_records", lambda *_: framed(spark, records))
-    recent = recent_changes.ids_committed_since(spark, "", items, 20).collect()
-    assert {row["id"] for row in recent} == {'["younger",1]', '["just",1]'}
+    unchanged = recent_changes.ids_unchanged_since(spark, "", items, 20).collect()
+    assert [row["id"] for row in unchanged] == ['["older",1]']

@@ -61,6 +61,7 @@ def cache(folder: Path, text: str) -> Redis:
         ("url: rediss://h, ca: /no/ca.pem", "ca", "is not an existing file", "PEM"),
         (f"url: rediss://h, key: {ELSEWHERE}", "c0", "certificate and key go together", "both"),
         ("url: redis://h, tables: [{table: public.items, ttl: 1 month}]", "0.ttl", "a month has no fixed", "30 days"),
+        ("url: redis://h, tables: [{table: public.items, ttl: 0 days}]", "0.ttl", "rows that expire at once", "1 day"),
         ("url: redis://h, tables: [{table: 'public.*', ttl: 1 day}]", "tables.0", "ttl is a single table's", "ttl: "),
     ],
 )  # fmt: skip

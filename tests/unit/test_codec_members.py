@@ -113,6 +113,14 @@ def test_filling_equals_a_model_of_dicts(
     assert (texts(filled.value), set(filled.missing)) == (expected, unfilled)
 
 
+@pytest.mark.parametrize("json", [rb'"\ud83d"', b"[" * 3000 + b"]" * 3000], ids=["half", "deep"])
+def test_what_cannot_be_taken_apart_is_not_filled(json: bytes) -> None:
+    """Then the record is rejected, and others go on."""
+    whole, broken = b'{"a":1,"b":"x"}', b'{"a":1,"b":null,"c":%b}' % json
+    for value, older in ((broken, whole), (whole, broken)):
+        assert Documents().fill(TABLE, value, ["b"], older, ()) == FilledValue(value, ("b",))
+
+
 def test_columns_are_filled_by_name() -> None:
     table = Table("public", "x", tuple(Column(name, "text") for name in "abc"), ("a",), "t")
     filled = Values().fill(table, ("k", None, None), ["b", "c"], ("k", "old", "gone"), ["c"])

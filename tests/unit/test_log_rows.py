@@ -28,7 +28,7 @@ from cdc.model.mask import Mask
 from cdc.model.table import Column, Projection, Table
 from tests.support import twin
 from tests.support.budget import budget
-from tests.support.envelopes import PLACEHOLDER, Row, envelope
+from tests.support.envelopes import COMMITTED_US, PLACEHOLDER, Row, envelope
 from tests.support.scribe import TYPES, Scribe, packed
 from tests.support.twin import Change, Raw, RowFormat, Twin
 
@@ -152,6 +152,20 @@ def test_what_a_mask_did_not_write(mask: Mask, type_: str, masked: str, clear: s
             assert summary_of(record, table=table).unmasked == is_clear, (value, op)
             assert summary_of(record, table=table, starts=[6]).unmasked == is_clear
     assert not summary_of(b"no json", table=table).unmasked
+
+
+def test_only_a_row_says_when_it_was_committed() -> None:
+    """Where its last record has none, nobody can say how old it is."""
+    sourceless = packed({**json.loads(event()), "source": None})
+    values = [event(), event("d"), None, b"no json", sourceless]
+    records = [Raw(KEY, value, "t.public.items", 0, offset) for offset, value in enumerate(values)]
+    records.append(Raw(b"another key", event(), "t.public.items", 0, 9))
+    listed = (batch.select(["key", "value", "offset"]) for batch in batches(records, 4))
+    found = [row for batch in log_rows.commits(items())(listed) for row in batch.to_pylist()]
+    assert [(row["id"], row["committed_us"], row["offset"]) for row in found] == [
+        ("1", COMMITTED_US, 0),
+        *(("1", None, offset) for offset in range(1, 5)),
+    ]
 
 
 def test_a_looker_can_be_sent_to_a_worker() -> None:
