@@ -2,11 +2,9 @@
 
 import json
 import random
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -15,34 +13,24 @@ import psycopg
 
 from cdc.kafka.clients import connection_settings, kafka
 from chaos.links import Disturbance
-from chaos.scene import PIPELINE, SINKS, VERB_S, Scene, Violated
-from chaos.stack import LINKS, frozen
+from chaos.scene import PIPELINE, SINKS, Scene, Violated
+from chaos.stack import LINKS, Stack, frozen
 from chaos.views import wait_until
 
 SERVERS = ("postgres", "kafka", "connect", "elasticsearch", "redis")
 HOLD_S = (1.0, 10.0)
-GAP_S = (0.5, 4.0)
 TWICE = 0.2
 """The share of steps with two faults at once."""
 FOUND_S = 300.0
 """The longest time until a refusal is reported."""
 PART_S = 90.0
-FULL_BYTES = 4096
+PAGE_BYTES = 4096
 Inject = Callable[[Scene], AbstractContextManager[None]]
 
 
 @contextmanager
-def killed(server: str, scene: Scene) -> Iterator[None]:
-    scene.stack.kill(server)
-    try:
-        yield
-    finally:
-        scene.stack.start(server)
-
-
-@contextmanager
-def restarted(server: str, scene: Scene) -> Iterator[None]:
-    scene.stack.stop(server)
+def ended(end: Callable[[Stack, str], None], server: str, scene: Scene) -> Iterator[None]:
+    end(scene.stack, server)
     try:
         yield
     finally:
@@ -50,17 +38,13 @@ def restarted(server: str, scene: Scene) -> Iterator[None]:
 
 
 def server_frozen(server: str, scene: Scene) -> AbstractContextManager[None]:
-    return frozen(scene.stack.processes[server].tree())
+    return scene.stack.frozen(server)
 
 
 @contextmanager
 def run_killed(part: str, scene: Scene) -> Iterator[None]:
-    wait_until(lambda: bool(scene.run.parts(part)), PART_S)
-    parts = scene.run.parts(part)
-    if not parts:
+    if not wait_until(lambda: scene.run.kill(part), PART_S):
         raise Violated([f"cdc run has no {part} to kill"])
-    for found in [scene.chance.choice(parts)] if part == "worker" else parts:
-        found.kill()
     yield
 
 
@@ -100,12 +84,10 @@ def cache_full(scene: Scene) -> Iterator[None]:
 @contextmanager
 def disk_full(scene: Scene) -> Iterator[None]:
     filler = scene.warehouse_folder / "filler"
-    block = bytes(1 << 20)
     # Down to the last page, because a version of a table is a small file.
     with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            size = min(len(block), max(shutil.disk_usage(filler.parent).free, FULL_BYTES))
-            file.write(block[:size])
+        while file.write(bytes(PAGE_BYTES)):
+            pass
     try:
         yield
     finally:
@@ -149,9 +131,8 @@ def refused(scene: Scene, code: str) -> None:
 
     def reported() -> bool:
         for verb in ("status", "doctor"):
-            words = scene.command(verb, "--json")
-            ended = subprocess.run(words, capture_output=True, check=False, timeout=VERB_S)
-            codes.update(finding["code"] for finding in json.loads(ended.stdout)["findings"])
+            answer = scene.ask(verb, "--json").stdout
+            codes.update(finding["code"] for finding in json.loads(answer)["findings"])
         return code in codes
 
     if not wait_until(reported, FOUND_S, 1):
@@ -163,9 +144,9 @@ BY_HAND: Mapping[str, Inject] = {"slot dropped": slot_dropped, "topic deleted": 
 DISK: Mapping[str, Inject] = {"warehouse disk full": disk_full}
 """Only where a small file system can be mounted."""
 FAULTS: Mapping[str, Inject] = {
-    **{f"{server} kill": partial(killed, server) for server in SERVERS},
+    **{f"{server} kill": partial(ended, Stack.kill, server) for server in SERVERS},
     **{f"{server} freeze": partial(server_frozen, server) for server in SERVERS},
-    **{f"{server} restart": partial(restarted, server) for server in SERVERS},
+    **{f"{server} restart": partial(ended, Stack.stop, server) for server in SERVERS},
     **{f"run kill {part}": partial(run_killed, part) for part in ("all", "jvm", "worker")},
     "run freeze": run_frozen,
     "run restart": run_restarted,
@@ -180,17 +161,11 @@ FAULTS: Mapping[str, Inject] = {
 }
 
 
-@dataclass(frozen=True)
-class Step:
-    """Faults that begin together, seconds for which they last, and seconds of rest after the recovery."""
+def schedule(seed: int, names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield steps without end: the faults that begin together, and the seconds for which they last.
 
-    faults: tuple[str, ...]
-    hold_s: float
-    gap_s: float
-
-
-def schedule(seed: int, names: Sequence[str]) -> Iterator[Step]:
-    """Yield steps without end. Every fault comes once before one comes again."""
+    Every fault comes once before one comes again.
+    """
     chance = random.Random(f"{seed} faults")
     while True:
         deck = list(names)
@@ -199,25 +174,16 @@ def schedule(seed: int, names: Sequence[str]) -> Iterator[Step]:
             taken = [deck.pop()]
             if deck and chance.random() < TWICE and not {taken[0], deck[-1]} & BY_HAND.keys():
                 taken.append(deck.pop())
-            hold_s = round(chance.uniform(*HOLD_S), 1)
-            yield Step(tuple(taken), hold_s, round(chance.uniform(*GAP_S), 1))
+            yield tuple(taken), round(chance.uniform(*HOLD_S), 1)
 
 
 @contextmanager
 def small_file_system(folder: Path, mebibytes: int) -> Iterator[bool]:
     """Mount one at a folder; whether that was possible."""
     options = ["-t", "tmpfs", "-o", f"size={mebibytes}m", "none", str(folder)]
-    mounted = not _exit_code("mount", *options)
+    mounted = not subprocess.run(["mount", *options], capture_output=True, check=False).returncode
     try:
         yield mounted
     finally:
         if mounted:
-            _exit_code("umount", str(folder))
-
-
-def _exit_code(*words: str) -> int:
-    """Return the exit code; 1 where there is no such program."""
-    try:
-        return subprocess.run(words, capture_output=True, check=False).returncode
-    except FileNotFoundError:
-        return 1
+            subprocess.run(["umount", str(folder)], check=False)

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 CHUNK_BYTES = 1 << 16
 DELAY_S = 0.2
+POLL_S = 0.02
 DROPPED = 0.1
 """The share of answers that are dropped. At 1 no client would get beyond its greeting."""
 AT_ONCE = struct.pack("ii", 1, 0)
@@ -33,43 +34,34 @@ class Disturbance(StrEnum):
 class Link:
     """The way to one server. `target` is its port; clients use `port`."""
 
-    def __init__(self, name: str, seed: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.name = name
-        self.target = 0
+    target: int
+    port: int
+
+    def __init__(self, name: str, seed: int) -> None:
         self.disturbance: Disturbance | None = None
-        self._loop = loop
         self._chance = random.Random(f"{seed} {name}")
         self._connections: set[asyncio.StreamWriter] = set()
-        self._changed = asyncio.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        asyncio.run_coroutine_threadsafe(self._listen(), loop).result()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._server.close)
 
     @contextmanager
     def disturbed(self, disturbance: Disturbance) -> Iterator[None]:
         """Disturb all connections until the block ends. What was held back then arrives."""
-        self._set(disturbance)
+        self.disturbance = disturbance
+        if disturbance is Disturbance.RESET:
+            self._loop.call_soon_threadsafe(self._reset_all)
         try:
             yield
         finally:
-            self._set(None)
+            self.disturbance = None
 
-    def _set(self, disturbance: Disturbance | None) -> None:
-        asyncio.run_coroutine_threadsafe(self._change(disturbance), self._loop).result()
+    def _reset_all(self) -> None:
+        for writer in list(self._connections):
+            _reset(writer)
 
-    async def _change(self, disturbance: Disturbance | None) -> None:
-        self.disturbance = disturbance
-        self._changed.set()
-        self._changed = asyncio.Event()
-        if disturbance is Disturbance.RESET:
-            for writer in list(self._connections):
-                _reset(writer)
-
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._accept, sock=self._listener)
+    async def listen(self) -> asyncio.Server:
+        self._loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.disturbance is Disturbance.RESET:
@@ -103,7 +95,7 @@ class Link:
         with suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
                 while self._holds(answers=answers):
-                    await self._changed.wait()
+                    await asyncio.sleep(POLL_S)
                 if self.disturbance is Disturbance.DELAY:
                     await asyncio.sleep(DELAY_S)
                 if answers and self._drops():
@@ -131,25 +123,23 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 @contextmanager
 def links(names: tuple[str, ...], seed: int) -> Iterator[dict[str, Link]]:
     """Serve links by name, on an event loop in a thread, until the block ends."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    made = {name: Link(name, seed) for name in names}
+    listening = threading.Event()
+    ending = threading.Event()
+
+    async def serve() -> None:
+        servers = [await link.listen() for link in made.values()]
+        listening.set()
+        while not ending.is_set():
+            await asyncio.sleep(POLL_S)
+        for server in servers:
+            server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    made: dict[str, Link] = {}
+    listening.wait()
     try:
-        for name in names:
-            made[name] = Link(name, seed, loop)
         yield made
     finally:
-        for link in made.values():
-            link.close()
-        asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
+        ending.set()
         thread.join()
-        loop.close()
-
-
-async def _end_tasks() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,26 +1,24 @@
 """The running pipeline with its writer and readers, and the checks at a quiet point."""
 
 import json
-import random
 import subprocess
-import threading
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
-from cdc.kafka.clients import connection_settings, kafka
-from cdc.kafka.topics import Topics
 from chaos import checks
 from chaos.checks import Alert, Seen
 from chaos.links import Link
-from chaos.stack import Run, Stack, cdc
+from chaos.stack import Run, Stack
 from chaos.views import UNREADABLE, Cache, Index, View, Warehouse, Watch, source_rows, wait_until
-from chaos.writer import ACCOUNTS, BALANCE, SCHEMA, WATCHED, Writer
+from chaos.writer import ACCOUNTS, BALANCE, SCHEMA, Writer
+from tests.support.shop import read
 
 PIPELINE = "chaos"
 SINKS = ("search", "cache", "warehouse")
@@ -37,7 +35,7 @@ sinks:
   search: {{type: elasticsearch, url: "http://127.0.0.1:{elasticsearch}"}}
   cache: {{type: redis, url: "redis://127.0.0.1:{redis}/0", prefix: chaos}}
   warehouse: {{type: delta, path: "{warehouse}"}}
-kafka: 127.0.0.1:{kafka}
+kafka: 127.0.0.1:{kafka_run}
 connect: http://127.0.0.1:{connect}
 state: {{type: redis, url: "redis://127.0.0.1:{redis}/8", prefix: chaos}}
 views:
@@ -73,7 +71,6 @@ class History:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._began = time.monotonic()
-        self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
 
@@ -82,9 +79,8 @@ class History:
         return round(time.monotonic() - self._began, 2)
 
     def note(self, what: str, **facts: Any) -> None:
-        line = json.dumps({"at_s": self.seconds, "what": what, **facts})
-        with self._lock, self.path.open("a") as file:
-            print(line, file=file)
+        with self.path.open("a") as file:
+            file.write(json.dumps({"at_s": self.seconds, "what": what, **facts}) + "\n")
 
 
 class Scene:
@@ -97,14 +93,13 @@ class Scene:
         self.seed = seed
         self.links = links
         self.history = history
-        self.chance = random.Random(f"{seed} scene")
         self.seen: list[Seen] = []
         self.snapshot = False
         """Whether a new snapshot fills the views again, so that rows may be missing until the next quiet point."""
         self.watches: dict[str, Watch] = {}
         self._ending = ExitStack()
         self.warehouse_folder = folder / "warehouse"
-        self.stack = Stack(folder, links)
+        self.stack = Stack(folder / "servers", links)
         ports = self.stack.ports
         self.kafka = f"127.0.0.1:{ports['kafka']}"
         self.file = folder / "chaos.yaml"
@@ -118,18 +113,10 @@ class Scene:
 
     def start(self) -> None:
         """Start servers, pipeline, writer and readers; return once all views are current."""
-        for name in self.stack.servers:
-            self.stack.start(name)
-        self.file.write_text(
-            FILE.format(
-                postgres=self.links["postgres"].port,
-                elasticsearch=self.links["elasticsearch"].port,
-                redis=self.links["redis"].port,
-                kafka=self.links["kafka-run"].port,
-                connect=self.stack.ports["connect"],
-                warehouse=self.warehouse_folder,
-            )
-        )
+        self.stack.start()
+        ports = {name.replace("-", "_"): link.port for name, link in self.links.items()}
+        connect = self.stack.ports["connect"]
+        self.file.write_text(FILE.format(**ports, connect=connect, warehouse=self.warehouse_folder))
         with psycopg.connect(self.stack.dsn) as connection:
             connection.execute(SCHEMA.encode())
         self.cdc("migrate")
@@ -140,36 +127,42 @@ class Scene:
             lambda code: self.history.note("cdc run ended", code=code),
         )
         self._ending.callback(lambda: self.history.note("cdc run closed", code=self.run.close()))
-        self.writer = Writer(self.stack.dsn, self.seed, self.history.path.with_suffix(".writes"))
+        self.writer = Writer(self.stack.dsn, self.seed, self.history.note)
         self._ending.callback(self.writer.close)
         self.recover()
-        watched = range(1, WATCHED + 1)
-        tables = {"items": watched, "accounts": watched}
         for sink, view in self.views.items():
-            self.watches[sink] = Watch(sink, view, tables, self._note)
+            self.watches[sink] = Watch(sink, view, self._note)
             self._ending.callback(self.watches[sink].close)
+
+    def _note(self, seen: Seen) -> None:
+        self.history.note("seen", **asdict(seen))
+        if seen.ver is not None or not self.snapshot:
+            self.seen.append(seen)
 
     def close(self) -> None:
         """End readers, writer and `cdc run`."""
         self._ending.close()
 
-    def _note(self, sink: str, table: str, key: int, ver: int | None) -> None:
-        if ver is not None or not self.snapshot:
-            self.seen.append(Seen(sink, table, key, ver))
-
     def command(self, *words: str) -> list[str]:
-        return cdc(self.file, *words)
+        options = ["-p", str(self.file), "--state", str(self.folder)]
+        return [sys.executable, "-m", "cdc.entry", *options, *words]
+
+    def ask(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Run a verb to its end."""
+        return subprocess.run(
+            self.command(*words), capture_output=True, text=True, check=False, timeout=VERB_S
+        )
 
     def cdc(self, *words: str) -> str:
         """Run a verb, which must succeed; return what it has printed."""
-        ended = subprocess.run(
-            self.command(*words), capture_output=True, text=True, check=False, timeout=VERB_S
-        )
-        self.history.note("cdc", words=words, code=ended.returncode)
-        if ended.returncode:
-            told = f"{ended.stdout}\n{ended.stderr}".strip()[-2000:]
-            raise Violated([f"cdc {' '.join(words)} ends with {ended.returncode}: {told}"])
-        return ended.stdout
+        began = time.monotonic()
+        answer = self.ask(*words)
+        took_s = round(time.monotonic() - began, 1)
+        self.history.note("cdc", words=words, code=answer.returncode, took_s=took_s)
+        if answer.returncode:
+            told = f"{answer.stdout}\n{answer.stderr}".strip()[-2000:]
+            raise Violated([f"cdc {' '.join(words)} ends with {answer.returncode}: {told}"])
+        return answer.stdout
 
     def recover(self) -> dict[str, float]:
         """Wait until each view has a transaction that was committed after this call: seconds by sink."""
@@ -180,7 +173,7 @@ class Scene:
         def arrived() -> bool:
             self.check_alive()
             for sink, view in self.views.items():
-                if sink not in took_s and view.has("ledger", number):
+                if sink not in took_s and view.versions("ledger", [number])[number]:
                     took_s[sink] = round(time.monotonic() - began, 1)
             return len(took_s) == len(self.views)
 
@@ -196,28 +189,16 @@ class Scene:
         if self.writer.error is not None:
             raise Violated([f"the writer failed: {self.writer.error!r}"])
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Stop the writer until the block ends."""
-        self.writer.pause()
-        try:
-            yield
-        finally:
-            self.writer.resume()
-
     def check(self) -> None:
-        """Check everything at a quiet point. Raises Violated."""
-        with self.quiet():
+        """Check everything while the writer pauses. Raises Violated."""
+        with self.writer.pause:
             began = time.monotonic()
             self.check_alive()
             wait_until(lambda: not self._differences(), CURRENT_S, 1)
-            violations = self._differences()
-            if not violations:
-                violations = self._violations()
-            self.history.note(
-                "quiet", violations=violations, writes=self.writer.acknowledged,
-                took_s=round(time.monotonic() - began, 1),
-            )  # fmt: skip
+            violations = self._differences() or self._violations()
+            took_s = round(time.monotonic() - began, 1)
+            writes = self.writer.acknowledged
+            self.history.note("quiet", violations=violations, writes=writes, took_s=took_s)
             if violations:
                 raise Violated(violations)
             self.snapshot = False
@@ -242,7 +223,8 @@ class Scene:
         return wrong
 
     def _violations(self) -> list[str]:
-        status = json.loads(self._status())
+        # Whether `cdc status` finds something isn't of interest here.
+        status = json.loads(self.ask("status", "--json").stdout)
         behind = {
             f"{sink['name']}'s {view['table']}": view["lag_records"]
             for sink in status["sinks"]
@@ -256,45 +238,10 @@ class Scene:
             *checks.unaccounted(log, quarantined, behind),
         ]
 
-    def _status(self) -> str:
-        """What `cdc status` finds isn't of interest here, but that it knows of every view."""
-        words = self.command("status", "--json")
-        return subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=VERB_S
-        ).stdout
-
     def _alerts(self) -> list[Alert]:
         """Read the alerts' topic from its first record on, as an application does."""
-        consumer = kafka.KafkaConsumer(
-            **connection_settings(self.kafka),
-            isolation_level="read_committed",
-            group_id=None,
-            enable_auto_commit=False,
-        )
-        topic = f"{PIPELINE}.{ALERTS}"
-        with Topics(self.kafka) as topics:
-            end = topics.ends([topic])[topic]
-        places = [kafka.TopicPartition(topic, number) for number in range(end.partition_count)]
-        consumer.assign(places)
-        consumer.seek_to_beginning(*places)
-        alerts: list[Alert] = []
-        while any(consumer.position(place) < end.offsets[place.partition] for place in places):
-            for records in consumer.poll(timeout_ms=200).values():
-                for record in records:
-                    alerts.append(_alert(record.key, record.value))
-        consumer.close()
-        return alerts
-
-    def write_seen(self) -> Path:
-        """Write what readers have seen beside the history."""
-        path = self.history.path.with_suffix(".seen")
-        path.write_text("".join(f"{json.dumps(asdict(one))}\n" for one in self.seen))
-        return path
-
-
-def _alert(key: bytes, value: bytes | None) -> Alert:
-    (name,) = json.loads(key).values()
-    if value is None:
-        return Alert(str(name), "")
-    document = json.loads(value)
-    return Alert(str(name), document["op"], json.dumps(document["after"], sort_keys=True))
+        changes = read(self.kafka, f"{PIPELINE}.{ALERTS}")
+        return [
+            Alert(str(*change.key.values()), change.op, json.dumps(change.after, sort_keys=True))
+            for change in changes
+        ]

@@ -5,17 +5,14 @@ restarted.
 import os
 import signal
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
-from cdc.compose import artifacts, host, process
-from cdc.compose.process import Process
+from cdc.compose import host, process, stack
 from cdc.compose.servers import (
     Connect,
     Elasticsearch,
@@ -24,13 +21,11 @@ from cdc.compose.servers import (
     Redis,
     Server,
     ServerDirs,
-    last_lines,
 )
-from cdc.errors import StackError
+from cdc.compose.stack_state import StackState
 from chaos.links import Link
 
 LINKS = ("postgres", "kafka-run", "kafka-connect", "elasticsearch", "redis")
-READY_S = 180.0
 RESTART_S = 10.0
 """As in compose/service/cdc-run@.service, like the codes after which nothing is restarted."""
 FINAL_CODES = (2, 3)
@@ -46,22 +41,20 @@ class LinkedKafka(Kafka):
         self.links = links
 
     def secure(self, dirs: ServerDirs) -> None:
-        own = f"PLAINTEXT://127.0.0.1:{dirs.ports['kafka']}"
-        controller = f"CONTROLLER://127.0.0.1:{dirs.ports['kafka-controller']}"
-        ways = {"RUN": "kafka-run", "CONNECT": "kafka-connect"}
-        listeners = [f"{way}://127.0.0.1:{dirs.ports[name]}" for way, name in ways.items()]
-        advertised = [f"{way}://127.0.0.1:{self.links[name].port}" for way, name in ways.items()]
-        protocols = [f"{way}:PLAINTEXT" for way in ("CONTROLLER", "PLAINTEXT", *ways)]
+        ways = {"PLAINTEXT": "kafka", "RUN": "kafka-run", "CONNECT": "kafka-connect"}
+        own = {way: dirs.ports[name] for way, name in ways.items()}
+        linked = {way: self.links[name].port for way, name in ways.items() if name in self.links}
+        listeners = _addresses({**own, "CONTROLLER": dirs.ports["kafka-controller"]})
+        protocols = ",".join(f"{way}:PLAINTEXT" for way in ("CONTROLLER", *ways))
         with (dirs.conf / "server.properties").open("a") as properties:
             # Of two lines with one name the last counts.
-            print("listeners=", ",".join([own, controller, *listeners]), sep="", file=properties)
-            print(
-                "advertised.listeners=",
-                ",".join([own, controller, *advertised]),
-                sep="",
-                file=properties,
-            )
-            print("listener.security.protocol.map=", ",".join(protocols), sep="", file=properties)
+            print(f"listeners={listeners}", file=properties)
+            print(f"advertised.listeners={_addresses({**own, **linked})}", file=properties)
+            print(f"listener.security.protocol.map={protocols}", file=properties)
+
+
+def _addresses(ports: Mapping[str, int]) -> str:
+    return ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
 
 
 class LinkedConnect(Connect):
@@ -76,16 +69,11 @@ class Stack:
     """Five servers in a folder, on free ports."""
 
     def __init__(self, folder: Path, links: Mapping[str, Link]) -> None:
-        self.folder = folder
-        self.links = links
-        kafka = LinkedKafka(links)
-        servers = (Postgres(), kafka, Elasticsearch(), Redis(), LinkedConnect(links))
-        self.servers: dict[str, Server] = {server.name: server for server in servers}
-        names = [name for server in servers for name in server.port_names]
-        self.ports = host.choose_ports(names)
-        self.processes: dict[str, Process] = {}
-        self._files = artifacts.servers()
-        self._java = host.java()
+        servers = (Postgres(), LinkedKafka(links), Elasticsearch(), Redis(), LinkedConnect(links))
+        self._servers: dict[str, Server] = {server.name: server for server in servers}
+        self.ports = host.choose_ports(name for server in servers for name in server.port_names)
+        folder.mkdir()
+        self._state = StackState(folder, self.ports)
         for name, link in links.items():
             link.target = self.ports[name]
 
@@ -94,41 +82,26 @@ class Stack:
         """Where the writer and the checks log in: not through the link."""
         return f"postgresql://postgres@127.0.0.1:{self.ports['postgres']}/postgres"
 
-    def start(self, name: str) -> None:
-        """Start a server on its port and data; return once it is ready."""
-        server = self.servers[name]
-        dirs = ServerDirs(self.folder / name, self.ports, self._files, self._java)
-        server.prepare(dirs)
-        self.processes[name] = process.spawn(
-            server.command(dirs),
-            home=dirs.home,
-            log=dirs.log,
-            env=server.environment(dirs),
-            user=server.user(),
-        )
-        deadline = time.monotonic() + READY_S
-        while not server.ready(self.ports):
-            if self.processes[name].find() is None or time.monotonic() > deadline:
-                raise StackError(
-                    f"{name} doesn't start\n{last_lines(dirs.log)}",
-                    hint=f"the whole log: {dirs.log}",
-                )
-            time.sleep(0.2)
+    def start(self, *names: str) -> None:
+        """Start servers, all if none is named; return once they are ready."""
+        chosen = [self._servers[name] for name in names or self._servers]
+        stack.start(self._state, chosen, lambda _: None)
 
     def stop(self, name: str) -> None:
         """Stop a server as `cdc down` does."""
-        server = self.servers[name]
-        tree = process.request_end(self.processes[name], server.stop_signal)
-        process.await_end(tree, server.stop_deadline_s)
+        stack.stop(self._state, [name])
 
     def kill(self, name: str) -> None:
         """Kill a server and all its processes, without warning."""
-        process.kill(self.processes[name])
+        process.kill(self._state.processes[name])
+        self._state.remove_process(name)
+
+    def frozen(self, name: str) -> AbstractContextManager[None]:
+        return frozen(self._state.processes[name].tree())
 
     def close(self) -> None:
-        for name in ("connect", "kafka", "elasticsearch", "redis", "postgres"):
-            if name in self.processes:
-                self.kill(name)
+        for name in list(self._state.processes):
+            self.kill(name)
 
 
 class Run:
@@ -169,39 +142,43 @@ class Run:
                 self._process = self._start()
 
     def parts(self, part: str) -> list[psutil.Process]:
-        """Return the processes of a part that live: `all`, the `jvm`, a Python `worker`."""
+        """Return the processes of a part that live: `all`, the `jvm`, one Python `worker`."""
         try:
             leader = psutil.Process(self._process.pid)
             tree = [leader, *leader.children(recursive=True)]
+            jvm = [found for found in tree if found.name() == "java"]
+            workers = [child for one in jvm for child in one.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
-        if part == "all":
-            return tree
-        jvm = [found for found in tree if found.name() == "java"]
-        if part == "jvm":
-            return jvm
-        return [child for one in jvm for child in one.children(recursive=True)]
+        return {"all": tree, "jvm": jvm, "worker": workers[:1]}[part]
+
+    def kill(self, part: str) -> bool:
+        """Kill the processes of a part; return whether there is one."""
+        parts = self.parts(part)
+        for found in parts:
+            # It may have ended with its parent.
+            with suppress(psutil.NoSuchProcess):
+                found.kill()
+        return bool(parts)
 
     def restart(self) -> None:
         """SIGTERM, and a start at once."""
         self._stopping.set()
-        process = self._process
-        process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + END_S
-        while process.returncode is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        if process.returncode is None:
-            process.kill()
+        self._end()
 
     def close(self) -> int:
         """SIGTERM; return the exit code."""
         self._closing.set()
-        self._process.send_signal(signal.SIGTERM)
+        return self._end()
+
+    def _end(self) -> int:
+        ending = self._process
+        ending.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(END_S)
+            return ending.wait(END_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            return self._process.wait()
+            ending.kill()
+            return ending.wait()
 
 
 @contextmanager
@@ -216,9 +193,3 @@ def frozen(tree: list[psutil.Process]) -> Iterator[None]:
         for found in tree:
             with suppress(psutil.NoSuchProcess):
                 found.resume()
-
-
-def cdc(file: Path, *words: str) -> list[str]:
-    """Return the command line of a verb."""
-    options = ["-p", str(file), "--state", str(file.parent)]
-    return [sys.executable, "-m", "cdc.entry", *options, *words]

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -13,7 +13,8 @@ import psycopg
 import pyarrow as pa
 import redis
 
-from chaos.writer import Row
+from chaos.checks import Seen
+from chaos.writer import WATCHED, Row
 
 PAGE = 5_000
 TIMEOUT_S = 10.0
@@ -30,10 +31,8 @@ class View(Protocol):
     def rows(self, table: str) -> dict[str, Row]:
         """Return all rows of a table, or documents of a view, by id."""
 
-    def versions(self, table: str, keys: Iterable[int]) -> Versions:
+    def versions(self, table: str, keys: Sequence[int]) -> Versions:
         """Return `ver` of rows; None for a row that isn't there."""
-
-    def has(self, table: str, key: int) -> bool: ...
 
 
 class Index:
@@ -56,7 +55,7 @@ class Index:
         self._ask("DELETE", "/_search/scroll", {"scroll_id": page["_scroll_id"]})
         return rows
 
-    def versions(self, table: str, keys: Iterable[int]) -> Versions:
+    def versions(self, table: str, keys: Sequence[int]) -> Versions:
         ids = {"ids": [str(key) for key in keys]}
         answer = self._ask("POST", f"/{self._alias(table)}/_mget?_source=ver", ids)
         # A document with an error couldn't be read, which says nothing of its row.
@@ -65,12 +64,6 @@ class Index:
             int(document["_id"]): document["_source"]["ver"] if document["found"] else None
             for document in found
         }
-
-    def has(self, table: str, key: int) -> bool:
-        answer = self._ask(
-            "POST", f"/{self._alias(table)}/_mget?_source=false", {"ids": [str(key)]}
-        )
-        return bool(answer["docs"][0].get("found"))
 
     def block(self, table: str, *, blocked: bool) -> None:
         self._ask("PUT", f"/{self._alias(table)}/_settings", {"index.blocks.write": blocked})
@@ -105,16 +98,12 @@ class Cache:
             if value is not None
         }
 
-    def versions(self, table: str, keys: Iterable[int]) -> Versions:
-        numbers = list(keys)
-        values = self.server.mget([self._key(table, number) for number in numbers])
+    def versions(self, table: str, keys: Sequence[int]) -> Versions:
+        values = self.server.mget([self._key(table, key) for key in keys])
         return {
-            number: json.loads(value)["ver"] if value is not None else None
-            for number, value in zip(numbers, values, strict=True)
+            key: json.loads(value)["ver"] if value is not None else None
+            for key, value in zip(keys, values, strict=True)
         }
-
-    def has(self, table: str, key: int) -> bool:
-        return bool(self.server.exists(self._key(table, key)))
 
     def _key(self, table: str, key: object) -> str:
         return f"{self._prefix}:{_qualified(table)}:{key}"
@@ -129,15 +118,11 @@ class Warehouse:
     def rows(self, table: str) -> dict[str, Row]:
         return {str(row.get("id")): _own(row) for row in self._query(table, "SELECT * FROM t")}
 
-    def versions(self, table: str, keys: Iterable[int]) -> Versions:
-        numbers = list(keys)
-        listed = ", ".join(map(str, numbers))
+    def versions(self, table: str, keys: Sequence[int]) -> Versions:
+        listed = ", ".join(map(str, keys))
         rows = self._query(table, f"SELECT id, ver FROM t WHERE id IN ({listed})")
         found = {row["id"]: row["ver"] for row in rows}
-        return {number: found.get(number) for number in numbers}
-
-    def has(self, table: str, key: int) -> bool:
-        return bool(self._query(table, f"SELECT id FROM t WHERE id = {key}"))
+        return {key: found.get(key) for key in keys}
 
     def _query(self, table: str, query: str) -> list[Row]:
         mirror = deltalake.DeltaTable(f"{self._path}/{_qualified(table)}/mirror")
@@ -161,17 +146,13 @@ def source_rows(dsn: str, query: str) -> dict[str, Row]:
 
 
 class Watch:
-    """Polls the versions of a few rows in one view, and notes each change: sink, table, key, version."""
+    """Polls the versions of a few rows in one view, and notes each change."""
 
-    def __init__(
-        self,
-        sink: str,
-        view: View,
-        tables: Mapping[str, Iterable[int]],
-        note: Callable[[str, str, int, int | None], object],
-    ) -> None:
+    def __init__(self, sink: str, view: View, note: Callable[[Seen], None]) -> None:
         self.polls = 0
-        self._words = (sink, view, tables, note)
+        self._sink = sink
+        self._view = view
+        self._note = note
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
@@ -181,16 +162,15 @@ class Watch:
         self._thread.join()
 
     def _poll(self) -> None:
-        sink, view, tables, note = self._words
         last: dict[tuple[str, int], int | None] = {}
-        while not self._closing.wait(view.poll_s):
+        while not self._closing.wait(self._view.poll_s):
             # A sink that is away shows nobody anything.
             with suppress(*UNREADABLE):
-                for table, keys in tables.items():
-                    for key, ver in view.versions(table, keys).items():
-                        if (table, key) not in last or last[table, key] != ver:
+                for table in ("items", "accounts"):
+                    for key, ver in self._view.versions(table, WATCHED).items():
+                        if last.get((table, key), -1) != ver:
                             last[table, key] = ver
-                            note(sink, table, key, ver)
+                            self._note(Seen(self._sink, table, key, ver))
                 self.polls += 1
 
 

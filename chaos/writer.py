@@ -1,33 +1,31 @@
-"""The application: transactions by a seed, and a log of what Postgres has acknowledged.
+"""The application: transactions by a seed, and a history of what Postgres has acknowledged.
 
-It is the only writer, so the log says exactly which rows must be there.
+It is the only writer, so `rows` says exactly which rows must be there.
 """
 
-import json
 import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 ACCOUNTS = 20
 BALANCE = 1_000
-ITEMS = 300
+ITEMS = range(1, 301)
 RATE = 25.0
 """Transactions per second."""
 WIDE_BYTES = 6_000
 """Stored outside the row: an update of another column doesn't carry it."""
-WATCHED = 12
-"""Items and accounts 1 to so many are changed more often, and readers watch them."""
+WATCHED = range(1, 13)
+"""Readers watch these items and accounts; the items are changed more often."""
 SCHEMA = f"""
 CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL, ver bigint NOT NULL);
 CREATE TABLE items (id int PRIMARY KEY, account int NOT NULL, ver bigint NOT NULL, note text, wide text);
 ALTER TABLE items ALTER wide SET STORAGE EXTERNAL, REPLICA IDENTITY FULL;
-CREATE TABLE ledger (id bigint PRIMARY KEY, kind text NOT NULL);
+CREATE TABLE ledger (id bigint PRIMARY KEY, kind text NOT NULL, ver bigint NOT NULL);
 CREATE TABLE batches (id bigint PRIMARY KEY, n int NOT NULL);
 INSERT INTO accounts SELECT n, {BALANCE}, 0 FROM generate_series(1, {ACCOUNTS}) n;
 """
@@ -72,7 +70,7 @@ class Plan:
     def next(self, number: int, rows: Rows) -> tuple[str, list[Change]]:
         (kind,) = self.chance.choices(list(KINDS), list(KINDS.values()))
         self.ver += 1
-        changes: list[Change] = [("ledger", number, {"id": number, "kind": kind})]
+        changes: list[Change] = [("ledger", number, {"id": number, "kind": kind, "ver": self.ver})]
         if kind == "transfer":
             source, target = self.chance.sample(sorted(rows["accounts"]), 2)
             amount = self.chance.randint(1, BALANCE // 2)
@@ -95,7 +93,7 @@ class Plan:
         return range(number * 10, number * 10 + self.chance.randint(1, 9))
 
     def _item(self, kind: str, number: int, items: dict[int, Row]) -> Change:
-        key = self.chance.randint(1, WATCHED if self.chance.random() < 0.4 else ITEMS)
+        key = self.chance.choice(WATCHED if self.chance.random() < 0.4 else ITEMS)
         row = items.get(key) or {"id": key, "wide": None}
         row = {**row, "account": self.chance.randint(1, ACCOUNTS), "ver": self.ver}
         row["note"] = f"{kind} {number}"
@@ -104,82 +102,60 @@ class Plan:
         return "items", key, row
 
 
-@dataclass
 class Writer:
-    """Writes until it is closed. `acknowledged` counts transactions; `rows` is what they have left."""
+    """Writes until it is closed. Whoever holds `pause` holds it up between two transactions."""
 
-    dsn: str
-    seed: int
-    log: Path
-    rows: Rows = field(default_factory=first_rows)
-    number: int = 0
-    """Of the transaction that was begun last."""
-    acknowledged: int = 0
-    in_doubt: int = 0
-    """Transactions whose answer was lost; the ledger says whether they were committed."""
-    error: BaseException | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, dsn: str, seed: int, note: Callable[..., object]) -> None:
+        self.rows = first_rows()
+        """What acknowledged transactions have left."""
+        self.number = 0
+        """Of the transaction that was begun last."""
+        self.acknowledged = 0
+        self.error: BaseException | None = None
+        self.pause = threading.Lock()
+        self._dsn = dsn
+        self._note = note
+        self._plan = Plan(random.Random(f"{seed} writer"))
         self._closing = threading.Event()
-        self._going = threading.Event()
-        self._idle = threading.Event()
-        self._going.set()
-        self._plan = Plan(random.Random(f"{self.seed} writer"))
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
-    def pause(self) -> None:
-        """Return once no transaction is open."""
-        self._idle.clear()
-        self._going.clear()
-        while self.error is None and not self._idle.wait(1):
-            pass
-
-    def resume(self) -> None:
-        self._going.set()
-
     def close(self) -> None:
         self._closing.set()
-        self._going.set()
         self._thread.join()
 
     def _write(self) -> None:
         try:
-            with self.log.open("w") as log:
-                self._write_all(lambda entry: print(json.dumps(entry), file=log, flush=True))
+            self._connection = self._connect()
+            while not self._closing.wait(1 / RATE):
+                with self.pause:
+                    self._write_next()
+            self._connection.close()
         except BaseException as error:
             self.error = error
             raise
 
-    def _write_all(self, note: Callable[[dict[str, Any]], None]) -> None:
-        connection = self._connect()
-        while not self._closing.wait(1 / RATE):
-            if not self._going.is_set():
-                self._idle.set()
-                self._going.wait()
-                continue
-            self.number += 1
-            number = self.number
-            kind, changes = self._plan.next(number, self.rows)
-            outcome = "committed"
-            try:
-                _commit(connection, changes, self.rows)
-            except psycopg.OperationalError:
-                # Every backend of the server has ended with it, so the answer is final.
-                self.in_doubt += 1
-                connection = self._connect()
-                found = connection.execute("SELECT FROM ledger WHERE id = %s", [number])
-                outcome = "found" if found.fetchone() is not None else "lost"
-            if outcome != "lost":
-                apply(self.rows, changes)
-                self.acknowledged += 1
-            note({"at": round(time.time(), 3), "id": number, "kind": kind, "outcome": outcome})
-        connection.close()
+    def _write_next(self) -> None:
+        self.number += 1
+        kind, changes = self._plan.next(self.number, self.rows)
+        outcome = "committed"
+        try:
+            _commit(self._connection, changes, self.rows)
+        except psycopg.OperationalError:
+            # Its answer was lost. Every backend of the server has ended with it, so the ledger is final.
+            self._connection = self._connect()
+            query = "SELECT FROM ledger WHERE id = %s"
+            is_there = self._connection.execute(query, [self.number]).fetchone() is not None
+            outcome = "found" if is_there else "lost"
+        if outcome != "lost":
+            apply(self.rows, changes)
+            self.acknowledged += 1
+        self._note("write", id=self.number, kind=kind, outcome=outcome)
 
     def _connect(self) -> "psycopg.Connection[Any]":
         while not self._closing.is_set():
             try:
-                return psycopg.connect(self.dsn, autocommit=True)
+                return psycopg.connect(self._dsn, autocommit=True)
             except psycopg.OperationalError:
                 time.sleep(0.2)
         raise psycopg.OperationalError("closed while Postgres is away")
