@@ -3,12 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.generations.registry import Proof
 from cdc.model.position import Position
-from cdc.verify.turns import Moment, ProvedView, begin, judge, range_end
+from cdc.verify.turns import Differing, Moment, ProvedView, begin, judge, range_end
 from tests.support.budget import budget
 
 NONE = frozenset[str]()
-ROW = frozenset({"5"})
+EQUAL: Differing = {}
+ROW: Differing = {"5": 1}
+PROVED = Proof("", 1.0, 1.0, "topic", (10,), "shape")
 
 
 def moment(number: int) -> Moment:
@@ -16,46 +19,60 @@ def moment(number: int) -> Moment:
 
 
 def turn(
-    view: ProvedView, number: int, differing: frozenset[str], explained: frozenset[str] = NONE
+    view: ProvedView, number: int, differing: Differing, explained: frozenset[str] = NONE
 ) -> tuple[ProvedView, frozenset[str]]:
     mark = moment(number)
     return judge(view, mark, mark.position, differing, explained)
 
 
 def test_equal_rows_prove_a_view_through_the_mark() -> None:
-    view, wrong = turn(begin("", moment(1)), 2, NONE)
+    view, wrong = turn(begin(PROVED), 2, EQUAL)
     assert (view.proved, view.reached, wrong) == (moment(2), moment(2).position, NONE)
 
 
 def test_a_row_that_differs_is_wrong_only_if_the_log_has_no_later_record_of_it() -> None:
-    suspected, wrong = turn(begin("", moment(1)), 2, ROW)
+    suspected, wrong = turn(begin(PROVED), 2, ROW)
     assert (suspected.suspects, wrong) == (ROW, NONE)
     # Until then the view isn't proved any further: a run that ends here compares the row again.
     assert suspected.proved == moment(1)
-    changed, wrong = turn(suspected, 3, ROW, explained=ROW)
-    assert (changed.suspects, wrong) == (ROW, NONE)
+    # The row has changed in the view, too.
+    later: Differing = {"5": 2}
+    changed, wrong = turn(suspected, 3, later, explained=frozenset(ROW))
+    assert (changed.suspects, wrong) == (later, NONE)
     # What the second turn has explained, the mark of the first one doesn't need any more.
     assert changed.proved == moment(2)
-    _, wrong = turn(changed, 4, ROW)
-    assert wrong == ROW
+    _, wrong = turn(changed, 4, later)
+    assert wrong == frozenset(ROW)
+
+
+def test_a_view_that_takes_no_change_of_a_row_is_proved_no_further() -> None:
+    """A row that changes all the time always has a later record, whether the view takes it or not."""
+    view, _ = turn(begin(PROVED), 2, ROW)
+    for number in (3, 4, 5):
+        view, wrong = turn(view, number, ROW, explained=frozenset(ROW))
+        assert (view.proved, wrong) == (moment(1), NONE)
+    moved, _ = turn(view, 6, {"5": 2}, explained=frozenset(ROW))
+    assert moved.proved == moment(5)
+    _, wrong = turn(view, 6, ROW)
+    assert wrong == frozenset(ROW)
 
 
 def test_a_suspect_that_is_equal_later_is_forgotten() -> None:
-    suspected, _ = turn(begin("", moment(1)), 2, ROW)
-    view, wrong = turn(suspected, 3, NONE)
-    assert (view.suspects, view.proved, wrong) == (NONE, moment(3), NONE)
+    suspected, _ = turn(begin(PROVED), 2, ROW)
+    view, wrong = turn(suspected, 3, EQUAL)
+    assert (view.suspects, view.proved, wrong) == (EQUAL, moment(3), NONE)
     again, wrong = turn(view, 4, ROW)
     assert (again.suspects, wrong) == (ROW, NONE)
 
 
 def test_a_range_that_ends_before_its_mark_decides_and_proves_nothing() -> None:
-    suspected, _ = turn(begin("", moment(1)), 2, ROW)
+    suspected, _ = turn(begin(PROVED), 2, ROW)
     mark = moment(9)
     end = range_end(suspected.reached, mark.position, 5)
     assert end == Position("topic", (25,))
     cut, wrong = judge(suspected, mark, end, ROW, NONE)
     assert (cut.proved, cut.reached, cut.suspects, wrong) == (moment(1), end, ROW, NONE)
-    whole, wrong = judge(cut, mark, mark.position, NONE, NONE)
+    whole, wrong = judge(cut, mark, mark.position, EQUAL, NONE)
     assert (whole.proved, wrong) == (mark, NONE)
 
 
