@@ -31,7 +31,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres.table_survey import tables_in
-from cdc.sink.contract import ReadRows, RowReader, Sink, positions
+from cdc.sink.contract import RowReader, Sink, positions
 from cdc.sink.factory import open_clocks
 from cdc.verify.barrier import Barrier, WaitOptions, passed_views, place_barrier, read_time_ms
 from cdc.verify.changed_rows import ChangedAnswer, ChangedTable, ChangedView, compare_changed
@@ -54,7 +54,7 @@ PASS_S = 30.0
 TURN_OFFSETS = 20_000
 """Offsets of a table that a turn takes at most: their ids are in a task's memory."""
 BEHIND_OFFSETS = 1_000_000
-"""So far behind, comparing all rows is faster."""
+"""A view that is further behind is proved no longer: comparing all rows is faster."""
 CONFIRM_S = 120.0
 JOB_S = 0.035
 """CPU that a job takes in Spark, whatever it does: see `cdc.spark.lane_records`."""
@@ -291,12 +291,9 @@ class Prover:
                 by_start.setdefault(self._views[view].reached, []).append(sink)
         for start, own in by_start.items():
             gap = distance(start, end)
-            views = [(sink.name, table.qualified) for sink in own]
             if not gap.comparable or gap.offsets > BEHIND_OFFSETS:
-                reason = (
-                    f"it is {gap.offsets} offsets behind" if gap.comparable else gap.reach.value
-                )
-                self._withdraw(registry, views, reason)
+                views = [(sink.name, table.qualified) for sink in own]
+                self._withdraw(registry, views, f"{gap.reach}, {gap.offsets} offsets")
                 continue
             until = range_end(start, end, TURN_OFFSETS)
             ranges = tuple(
@@ -306,9 +303,10 @@ class Prover:
                 )
                 if first < last
             )
-            settings = clock_setting(table, mark.now)
             try:
-                readers = {sink.name: _row_reader(sink, table) for sink in own}
+                readers = {
+                    sink.name: sink.row_reader(table) for sink in own if isinstance(sink, RowReader)
+                }
             except (SinkUnavailable, SinkRejected) as error:
                 log.warning("proof_failed", error=error.message, hint=error.hint)
                 continue
@@ -316,7 +314,7 @@ class Prover:
                 ChangedView(name, read, frozenset(self._views[name, table.qualified].suspects))
                 for name, read in readers.items()
             )
-            yield ChangedTable(table, ranges, compared, settings), until
+            yield ChangedTable(table, ranges, compared, clock_setting(table, mark.now)), until
 
     def _compare(
         self, pipeline: Pipeline, tables: Sequence[ChangedTable]
@@ -424,11 +422,6 @@ class Prover:
             return None
         self._cpu_s += time.monotonic() - began_s
         return comparison
-
-
-def _row_reader(sink: Sink, table: Table) -> ReadRows:
-    assert isinstance(sink, RowReader)
-    return sink.row_reader(table)
 
 
 def _moved(proof: Proof, proved: Moment) -> Proof:

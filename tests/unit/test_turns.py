@@ -1,10 +1,23 @@
-"""What a turn of the continuous proof decides: damage is found, and no change is taken for it."""
+"""What a turn of the continuous proof decides: damage is found, and no change is taken for it. What ends
+a proof.
+"""
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.control.control_topics import Control
+from cdc.control.floors import Floors
 from cdc.generations.registry import Proof
 from cdc.model.position import Position
+from cdc.model.table import Column, Projection, Table
+from cdc.postgres.table_definition import ColumnDefinition, Definition
+from cdc.sink.contract import Sink
+from cdc.verify.proof import view_shapes
 from cdc.verify.turns import Differing, Moment, ProvedView, begin, judge, range_end
 from tests.support.budget import budget
 
@@ -95,3 +108,37 @@ def test_the_ends_of_short_ranges_reach_the_mark(sizes: list[tuple[int, int]], l
         )
         start = after
     raise AssertionError(start)
+
+
+TABLE = Table("public", "t", (Column("id", "integer"), Column("n", "integer")), ("id",), "topic")
+COLUMNS = (ColumnDefinition("id", "integer", 1, key=1), ColumnDefinition("n", "integer", 2))
+CREATED = Definition(1, "public.t", 7, 1, "PUBLISH", COLUMNS, None, streamed=False)
+
+
+def shape(table: Table, *later: Definition, truncated_at: int = 0) -> str:
+    control = SimpleNamespace(
+        definitions=(CREATED, *later), floors=Floors(lsns={"public.t": truncated_at})
+    )
+    sink = cast("Sink", SimpleNamespace(name="cache"))
+    return view_shapes([table], [sink], cast("Control", control))["cache", "public.t"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "ends"),
+    [
+        (replace(CREATED, id=2, command="ALTER TABLE", streamed=True), False),
+        # ALTER COLUMN n TYPE int USING -n: the columns are the same, the rows aren't.
+        (replace(CREATED, id=2, command="REWRITE TABLE", streamed=True), True),
+        (replace(CREATED, id=2, table="public.other", relation=8, streamed=True), False),
+    ],
+)
+def test_what_changes_rows_without_records_ends_a_proof(entry: Definition, ends: bool) -> None:
+    assert (shape(TABLE, entry) != shape(TABLE)) == ends
+
+
+def test_a_proof_is_of_one_table_without_a_truncate_and_of_one_projection() -> None:
+    more = replace(TABLE, columns=(*TABLE.columns, Column("m", "integer")))
+    fewer = replace(TABLE, projections={"cache": Projection(columns=("id",))})
+    of_even = replace(TABLE, projections={"cache": Projection(where="n % 2 = 0")})
+    texts = [shape(table) for table in (TABLE, more, fewer, of_even)]
+    assert len({*texts, shape(TABLE, truncated_at=5)}) == 5
