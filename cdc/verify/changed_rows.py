@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.members import members
-from cdc.codec.record import RecordDecoder
+from cdc.codec.record import RecordDecoder, Unreadable
 from cdc.kafka.log_reader import OffsetRange, read_records
 from cdc.model.table import Table
 from cdc.model.trace import kind
@@ -145,8 +145,14 @@ class _Task:
         with closing(read_records(self.bootstrap, changed.ranges)) as blocks:
             for _, _, records in blocks:
                 keys.update(key for key, _, _ in records)
-        row_ids = (decoder.row_id(topic, key) for key in keys)
-        return frozenset(row_id for row_id in row_ids if row_id is not None)
+        row_ids: set[str] = set()
+        for key in keys:
+            row_id = decoder.row_id(topic, key)
+            if row_id is None:
+                # It is in quarantine: nothing says which row isn't in the views.
+                raise Unreadable("a record names no row of its table")
+            row_ids.add(row_id)
+        return frozenset(row_ids)
 
     def _source_rows(self, changed: ChangedTable, ids: Sequence[str]) -> Iterator["pa.RecordBatch"]:
         with closing(source.open_session(self.dsn)) as connection:
