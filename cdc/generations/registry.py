@@ -92,8 +92,8 @@ class Proof:
     """A view was proved equal to its source `through` a moment. Every row of it was compared at
     `complete_at` or later. Both in Unix seconds, by Postgres' clock; stored.
 
-    `generation`: the view's; what was committed later than `through` lies at or above `offsets`, by
-    partition of the topic with `topic_id`.
+    `generation`: the view's; `shape`: of its tables, see `cdc.verify.proof.view_shapes`; what was committed
+    later than `through` lies at or above `offsets`, by partition of the topic with `topic_id`.
     """
 
     generation: str
@@ -101,6 +101,15 @@ class Proof:
     complete_at: float
     topic_id: str
     offsets: Sequence[int]
+    shape: str = ""
+
+    def continues(self, other: "Proof | None") -> bool:
+        """Whether both began with the same comparison of all rows."""
+        return other is not None and (self.generation, self.shape, self.complete_at) == (
+            other.generation,
+            other.shape,
+            other.complete_at,
+        )
 
     def is_of(self, checkpoint: ViewCheckpoint | None) -> bool:
         """Whether it proves the generation that a view has."""

@@ -13,23 +13,33 @@ from typing import TYPE_CHECKING
 
 from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.members import members
-from cdc.codec.record import RecordDecoder
+from cdc.codec.record import RecordDecoder, Unreadable
 from cdc.kafka.log_reader import OffsetRange, read_records
 from cdc.model.table import Table
 from cdc.model.trace import kind
 from cdc.postgres import source
+from cdc.postgres.row_query import source_names
 from cdc.sink.contract import ReadRows
 from cdc.sink.lane_run import freeze_gc, task_numbers
 from cdc.verify.bucket_hashes import difference
 from cdc.verify.row_equality import Comparable, comparable
-from cdc.verify.source_rows import IDS_PER_QUERY, begin_in_snapshot, fetch_rows
+from cdc.verify.source_rows import (
+    IDS_PER_QUERY,
+    begin_in_snapshot,
+    fetch_rows,
+    require_all_rows,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from cdc.config.settings import Pipeline
+
 Rows = Mapping[str, Sequence[str]]
 """By id, the documents of its rows: usually one."""
+ABSENT = -1
+"""In place of the hash of a row that the view lacks. `Comparable.state_hash` is never negative."""
 
 
 @dataclass(frozen=True)
@@ -56,24 +66,30 @@ class ChangedTable:
 
 @dataclass(frozen=True)
 class ChangedAnswer:
-    """What became of a view: rows compared, ids of those that differ, suspects with a record in the range.
+    """What became of a view.
 
-    error: why it couldn't be compared, without values
+    rows       how many were compared
+    differing  by the id of a row that differs: the hash of the view's row, or ABSENT
+    explained  suspects with a record in the range
+    error      why the view couldn't be compared, without values
     """
 
     sink: str
     table: str
     rows: int = 0
-    differing: frozenset[str] = frozenset()
+    differing: Mapping[str, int] = field(default_factory=dict)
     explained: frozenset[str] = frozenset()
     error: str | None = None
 
 
 def compare_changed(
-    spark: "SparkSession", bootstrap: str, dsn: str, tables: Sequence[ChangedTable]
+    spark: "SparkSession", pipeline: "Pipeline", tables: Sequence[ChangedTable]
 ) -> tuple[list[ChangedAnswer], float]:
     """Compare the changed rows of tables. Returns an answer for each view, and seconds of CPU."""
-    task = _Task(bootstrap, dsn, tuple(tables))
+    settings = pipeline.source
+    task = _Task(
+        pipeline.kafka, settings.reader_dsn, source.setting_to_read(settings), tuple(tables)
+    )
     ((answers, cpu_s),) = task_numbers(spark.sparkContext, 1).mapPartitionsWithIndex(task).collect()
     return answers, cpu_s
 
@@ -82,6 +98,7 @@ def compare_changed(
 class _Task:
     bootstrap: str
     dsn: str = field(repr=False)
+    dsn_setting: str
     tables: tuple[ChangedTable, ...]
 
     def __call__(
@@ -128,11 +145,18 @@ class _Task:
         with closing(read_records(self.bootstrap, changed.ranges)) as blocks:
             for _, _, records in blocks:
                 keys.update(key for key, _, _ in records)
-        row_ids = (decoder.row_id(topic, key) for key in keys)
-        return frozenset(row_id for row_id in row_ids if row_id is not None)
+        row_ids: set[str] = set()
+        for key in keys:
+            row_id = decoder.row_id(topic, key)
+            if row_id is None:
+                # It is in quarantine: nothing says which row isn't in the views.
+                raise Unreadable("a record names no row of its table")
+            row_ids.add(row_id)
+        return frozenset(row_ids)
 
     def _source_rows(self, changed: ChangedTable, ids: Sequence[str]) -> Iterator["pa.RecordBatch"]:
         with closing(source.open_session(self.dsn)) as connection:
+            require_all_rows(connection, source_names(changed.table), self.dsn_setting)
             begin_in_snapshot(connection, changed.settings)
             for start in range(0, len(ids), IDS_PER_QUERY):
                 chunk_ids = ids[start : start + IDS_PER_QUERY]
@@ -151,10 +175,10 @@ def _collect(batches: Iterable["pa.RecordBatch"]) -> Rows:
 
 def _differing(
     table: Table, rules: Comparable, ids: Iterable[str], expected: Rows, actual: Rows
-) -> frozenset[str]:
-    """The ids of rows that differ: but for rows of closed windows, and events that the source has purged."""
+) -> dict[str, int]:
+    """See `ChangedAnswer.differing`. Leaves out rows of closed windows, and events that the source has purged."""
     closes = table.derivation is not None and table.derivation.closes
-    differing = set()
+    differing: dict[str, int] = {}
     for row_id in ids:
         own = expected.get(row_id, ())
         seen = actual.get(row_id, ())
@@ -162,11 +186,13 @@ def _differing(
             continue
         if table.events and not own:
             continue
-        if difference(
+        found = difference(
             rules, own[0] if own else None, len(own), seen[0] if seen else None, len(seen)
-        ):
-            differing.add(row_id)
-    return frozenset(differing)
+        )
+        if found:
+            _, _, _, state = found
+            differing[row_id] = ABSENT if state is None else state
+    return differing
 
 
 def _is_final(document: str) -> bool:

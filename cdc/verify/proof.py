@@ -1,7 +1,7 @@
 """Through which moment a view is proved equal to its source.
 
 In:  a comparison's beginning, and its results. Out: a `Proof` of each view, in the registry.
-Invariant: a proof is of one generation, and says nothing of another.
+Invariant: a proof is of one generation and one shape, and says nothing of another.
 
 A comparison of all rows proves a view through the moment at which it began. `cdc run` moves the proof
 forward by comparing the rows with a change in the log since then (`cdc.verify.prover`). Changes that the
@@ -10,10 +10,12 @@ log lacks, and rows changed only in a sink, are only found by the next compariso
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import structlog
 
 from cdc.config.settings import Pipeline
+from cdc.control.control_topics import Control
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 from cdc.generations.registry import Damage, Proof, Registry
 from cdc.kafka.topic_setup import ensure_topic
@@ -21,6 +23,8 @@ from cdc.kafka.topics import Topics
 from cdc.model.generation import FIRST
 from cdc.model.position import Position
 from cdc.model.table import Table
+from cdc.postgres.row_query import source_names
+from cdc.postgres.schema_changes import consequences
 from cdc.sink.contract import Sink, positions
 from cdc.verify.barrier import read_time_ms
 from cdc.verify.comparison import Comparison, View
@@ -35,13 +39,13 @@ class Beginning:
     at           Unix seconds by Postgres' clock: what is committed later lies at or above `ends`
     ends         of the topics, by table
     generations  by view, the one that is compared
-    proofs       of these generations, by view
+    shapes       by view
     """
 
     at: float
     ends: Mapping[str, Position]
     generations: Mapping[View, str]
-    proofs: Mapping[View, Proof]
+    shapes: Mapping[View, str]
 
 
 def begin(pipeline: Pipeline, tables: Sequence[Table], sinks: Sequence[Sink]) -> Beginning:
@@ -54,16 +58,41 @@ def begin(pipeline: Pipeline, tables: Sequence[Table], sinks: Sequence[Sink]) ->
         # Before the time: a record below these ends was committed before it.
         by_topic = kafka.ends([table.topic for table in tables])
         at = read_time_ms(pipeline) / 1000
-        registry = Registry(pipeline, kafka).read()
+        control = Control(pipeline, kafka)
+        control.read()
     ends = {table.qualified: by_topic[table.topic] for table in tables}
     generations = _read_generations(tables, sinks)
-    proofs = {
-        (sink.name, name): proof
-        for sink in sinks
-        for name, proof in registry.for_sink(sink.name).proofs.items()
-        if generations.get((sink.name, name)) == proof.generation
+    return Beginning(at, ends, generations, view_shapes(tables, sinks, control))
+
+
+def view_shapes(
+    tables: Sequence[Table], sinks: Sequence[Sink], control: Control
+) -> dict[View, str]:
+    """Hash what the rows of each view depend on, beside the changes in the log.
+
+    That is the columns, key and rows that the file gives the sink, or the query of a view of several
+    tables; and of each table that it is made of, the last command that changed rows without a record
+    (ADD COLUMN ... DEFAULT), and the last TRUNCATE.
+    """
+    names = {name for table in tables for name in source_names(table)}
+    changed_by = {
+        consequence.table: consequence.id
+        for consequence in consequences(control.definitions, names)
+        if consequence.kind != "none"
     }
-    return Beginning(at, ends, generations, proofs)
+    floors = control.floors
+    shapes: dict[View, str] = {}
+    for table in tables:
+        parts = source_names(table)
+        changes = [(name, changed_by.get(name)) for name in parts]
+        truncated = [floors.number(name) for name in {table.qualified: 0, **dict.fromkeys(parts)}]
+        query = table.derivation.query if table.derivation else None
+        for sink in sinks:
+            if table.is_in(sink.name):
+                own = table.for_sink(sink.name)
+                text = repr((own.columns, own.key, own.shape, query, changes, truncated))
+                shapes[sink.name, table.qualified] = sha256(text.encode()).hexdigest()[:12]
+    return shapes
 
 
 def record(
@@ -87,7 +116,6 @@ def record(
                 view = comparison.sink, comparison.table
                 generation = beginning.generations.get(view)
                 current = registry.for_sink(comparison.sink).proofs.get(comparison.table)
-                known = current if current and current.generation == generation else None
                 if generation is None or present.get(view) != generation:
                     continue
                 if comparison.verdict == "differs":
@@ -95,10 +123,17 @@ def record(
                     entries.append((("proof", *view), vars(damage)))
                 elif comparison.equal and comparison.proves:
                     end = beginning.ends[comparison.table]
-                    proof = Proof(generation, beginning.at, beginning.at, end.topic_id, end.offsets)
+                    shape = beginning.shapes[view]
+                    proof = Proof(
+                        generation, beginning.at, beginning.at, end.topic_id, end.offsets, shape
+                    )
+                    is_known = current and (current.generation, current.shape) == (
+                        generation,
+                        shape,
+                    )
                     # `cdc run` may have proved the rows that have changed through a later moment.
-                    if known and known.through > beginning.at:
-                        proof = replace(known, complete_at=beginning.at)
+                    if current and is_known and current.through > beginning.at:
+                        proof = replace(current, complete_at=beginning.at)
                     entries.append((("proof", *view), vars(proof)))
             if entries:
                 registry.write(*entries)

@@ -6,7 +6,8 @@ Invariant: only `TableVerification` says that a row is wrong. A turn only says w
     1. read Postgres' clock; place a barrier behind that moment; wait for the views that pass it soon
     2. compare the rows with a record between the last turn's barrier and this one, in one task of one
        job (`changed_rows`)
-    3. judge the rows that differ (`turns`)
+    3. judge the rows that differ (`turns`); record how far each view is proved, unless rows of it may
+       have changed without a record meanwhile (`proof.view_shapes`)
 
 The pause after a turn is as long as the turn's CPU may take by the file's `proof.percent`.
 """
@@ -21,22 +22,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from cdc.config.settings import Pipeline
-from cdc.control.control_topics import Truncations
+from cdc.control.control_topics import Control
 from cdc.control.repetition import repeating
 from cdc.errors import CdcError, ConnectorError, Interrupted, SinkRejected, SinkUnavailable
-from cdc.generations.registry import Damage, Proof, Registry
+from cdc.generations.registry import Proof, Registry
 from cdc.kafka.log_reader import OffsetRange
 from cdc.kafka.topics import Topics
-from cdc.model.generation import FIRST
-from cdc.model.position import Position, ViewCheckpoint, distance
+from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres.table_survey import tables_in
-from cdc.sink.contract import ReadRows, RowReader, Sink, positions
+from cdc.sink.contract import RowReader, Sink, positions
 from cdc.sink.factory import open_clocks
 from cdc.verify.barrier import Barrier, WaitOptions, passed_views, place_barrier, read_time_ms
 from cdc.verify.changed_rows import ChangedAnswer, ChangedTable, ChangedView, compare_changed
-from cdc.verify.comparison import Options, View
-from cdc.verify.proof import damage_of
+from cdc.verify.comparison import Comparison, Options, View
+from cdc.verify.proof import damage_of, view_shapes
 from cdc.verify.source_rows import clock_setting
 from cdc.verify.turns import Moment, ProvedView, begin, judge, range_end
 from cdc.verify.verification import TableVerification
@@ -54,7 +54,7 @@ PASS_S = 30.0
 TURN_OFFSETS = 20_000
 """Offsets of a table that a turn takes at most: their ids are in a task's memory."""
 BEHIND_OFFSETS = 1_000_000
-"""So far behind, comparing all rows is faster."""
+"""A view that is further behind is proved no longer: comparing all rows is faster."""
 CONFIRM_S = 120.0
 JOB_S = 0.035
 """CPU that a job takes in Spark, whatever it does: see `cdc.spark.lane_records`."""
@@ -113,7 +113,7 @@ class Log:
     def __init__(self, pipeline: Pipeline) -> None:
         self.kafka = Topics(pipeline.kafka)
         self.registry = Registry(pipeline, self.kafka)
-        self.truncations = Truncations(pipeline, self.kafka)
+        self.control = Control(pipeline, self.kafka)
 
 
 class Prover:
@@ -136,6 +136,8 @@ class Prover:
         """Views that had not passed the last barrier in time."""
         self._clocks: dict[str, int] = {}
         """By view: the time of its documents in the last turn, which the next barrier has to be behind."""
+        self._cpu_s = 0.0
+        """Of this turn, outside of its thread."""
         self._resume_at = 0.0
         self._seen: object = None
         self._proving: Proving | None = None
@@ -151,6 +153,7 @@ class Prover:
             return
         self._resume_at = time.monotonic() + LEAST_PAUSE_S
         began_s = time.thread_time()
+        self._cpu_s = 0.0
         context = self._spark.sparkContext
         context.setLocalProperty("spark.scheduler.pool", POOL)
         context.addJobTag(POOL)
@@ -158,114 +161,80 @@ class Prover:
         if not pipeline.proof.percent:
             return
         try:
-            cpu_s = self._take(pipeline)
+            self._log = self._log or Log(pipeline)
+            self._take(pipeline, self._log)
         except CdcError:
             self.close()
             raise
-        cpu_s += time.thread_time() - began_s
-        pause_s = max(
-            LEAST_PAUSE_S, len(self._views) / RECORDS_PER_S, cpu_s * 100 / pipeline.proof.percent
-        )
-        self._resume_at = time.monotonic() + pause_s
+        finally:
+            cpu_s = self._cpu_s + time.thread_time() - began_s
+            least_s = max(LEAST_PAUSE_S, len(self._views) / RECORDS_PER_S)
+            pause_s = max(least_s, cpu_s * 100 / pipeline.proof.percent)
+            self._resume_at = time.monotonic() + pause_s
 
     def close(self) -> None:
         if self._log:
             self._log.kafka.close()
         self._log = None
 
-    def _take(self, file: Pipeline) -> float:
-        """Take a turn. Returns the seconds of CPU that its job has taken."""
-        if self._log is None:
-            self._log = Log(file)
-        kafka = self._log.kafka
-        registry = self._log.registry.read()
+    def _take(self, file: Pipeline, opened: Log) -> None:
+        registry = opened.registry.read()
         if not any(registry.for_sink(name).proofs for name in file.sinks):
-            return 0.0
-        proving = self._described(file, self._log)
-        pipeline = proving.pipeline
-        now_ms = read_time_ms(pipeline)
+            return
+        proving = self._described(file, opened.control)
+        now_ms = read_time_ms(proving.pipeline)
         tables = tables_in([sink.name for sink in proving.sinks], proving.tables)
-        self._follow(registry, tables, proving.sinks, now_ms / 1000, pipeline)
-        marked = list(self._mark(proving, kafka, tables, now_ms))
-        busy: list[ChangedTable] = []
+        shapes = view_shapes(tables, proving.sinks, opened.control)
+        self._follow(proving, opened.registry, shapes, now_ms / 1000)
+        marked = list(self._mark(proving, opened.kafka, tables, now_ms))
+        compared: list[ChangedTable] = []
         ends: dict[View, Position] = {}
-        answers: list[ChangedAnswer] = []
         for mark in marked:
-            for changed, end in self._parts(mark, proving.sinks):
-                name = changed.table.qualified
-                ends |= {(view.sink, name): end for view in changed.views}
-                if changed.ranges or any(view.suspects for view in changed.views):
-                    busy.append(changed)
-                else:
-                    answers += [ChangedAnswer(view.sink, name) for view in changed.views]
-        cpu_s = 0.0
-        if busy:
-            dsn = pipeline.source.reader_dsn
-            compared, cpu_s = compare_changed(self._spark, pipeline.kafka, dsn, busy)
-            answers += compared
-            cpu_s += JOB_S
+            for changed, end in self._parts(mark, proving.sinks, opened.registry):
+                compared.append(changed)
+                ends |= {(view.sink, changed.table.qualified): end for view in changed.views}
+        answers = self._compare(proving.pipeline, compared)
         self._clocks = {mark.table.name: mark.now for mark in marked if mark.now is not None}
-        by_view = {(answer.sink, answer.table): answer for answer in answers}
-        self._judge(proving, self._log, marked, by_view, ends, now_ms / 1000)
-        return cpu_s
+        self._judge(proving, opened, marked, answers, ends, shapes, now_ms / 1000)
 
-    def _described(self, file: Pipeline, log_read: Log) -> Proving:
-        """The tables; described again, and proved anew, once anything about them has changed."""
-        ends = log_read.kafka.log_ends([file.topic("cdc.ddl"), file.registered_topic])
-        seen = (file, ends)
+    def _described(self, file: Pipeline, control: Control) -> Proving:
+        """Describe the tables, if the file, the registration or a definition has changed since the last time."""
+        control.read()
+        seen = (file, control.registration, control.definitions)
         if self._proving is None or seen != self._seen:
-            former = (
-                {table.qualified: table for table in self._proving.tables} if self._proving else {}
-            )
             self._proving = self._describe()
-            changed = {
-                table.qualified
-                for table in self._proving.tables
-                if former.get(table.qualified, table) != table
-            }
             self._seen = seen
-            if changed:
-                log.info("proof_begins_again", tables=sorted(changed))
-                sinks = self._proving.sinks
-                self._withdraw([(sink.name, name) for sink in sinks for name in changed])
         return self._proving
 
-    def _withdraw(self, views: Sequence[View]) -> None:
-        assert self._log
+    def _follow(
+        self, proving: Proving, registry: Registry, shapes: Mapping[View, str], now: float
+    ) -> None:
+        """Follow the proofs in the registry: a view that has none isn't proved by changed rows alone. A
+        proof of another shape ends.
+        """
+        keeps_deletes_s = proving.pipeline.delete_retention_hours * 3600
+        readable = {sink.name for sink in proving.sinks if isinstance(sink, RowReader)}
+        followed: dict[View, ProvedView] = {}
+        ended: list[View] = []
+        for view, shape in shapes.items():
+            sink_name, table_name = view
+            proof = registry.for_sink(sink_name).proofs.get(table_name)
+            if proof is None or sink_name not in readable:
+                continue
+            if proof.shape != shape:
+                ended.append(view)
+            elif now - proof.through <= keeps_deletes_s / 2:
+                known = self._views.get(view)
+                followed[view] = known if known and proof.continues(known.proof) else begin(proof)
+        self._views = followed
+        self._withdraw(registry, ended, "its columns, or rows without a record, have changed")
+
+    def _withdraw(self, registry: Registry, views: Sequence[View], reason: str) -> None:
         for view in views:
+            log.info("proof_ended", sink=view[0], table=view[1], reason=reason)
             self._views.pop(view, None)
         if views:
-            self._log.registry.write(*((("proof", *view), None) for view in views))
-
-    def _follow(
-        self,
-        registry: Registry,
-        tables: Sequence[Table],
-        sinks: Sequence[Sink],
-        now: float,
-        pipeline: Pipeline,
-    ) -> None:
-        """Follow the proofs in the registry: a view that has none isn't proved by changed rows alone."""
-        keeps_deletes_s = pipeline.delete_retention_hours * 3600
-        followed: dict[View, ProvedView] = {}
-        for table in tables:
-            for sink in sinks:
-                if not table.is_in(sink.name) or not isinstance(sink, RowReader):
-                    continue
-                view = (sink.name, table.qualified)
-                proof = registry.for_sink(sink.name).proofs.get(table.qualified)
-                if proof is None or now - proof.through > keeps_deletes_s / 2:
-                    continue
-                known = self._views.get(view)
-                if (
-                    known is None
-                    or known.generation != proof.generation
-                    or known.proved.at < proof.through
-                ):
-                    passed = Position(proof.topic_id, tuple(proof.offsets))
-                    known = begin(proof.generation, Moment(proof.through, passed))
-                followed[view] = known
-        self._views = followed
+            registry.write(*((("proof", *view), None) for view in views))
 
     def _mark(
         self, proving: Proving, kafka: Topics, tables: Sequence[Table], now_ms: float
@@ -310,7 +279,7 @@ class Prover:
             raise Interrupted("The run ends.", hint="no action needed")
 
     def _parts(
-        self, mark: Marked, sinks: Sequence[Sink]
+        self, mark: Marked, sinks: Sequence[Sink], registry: Registry
     ) -> Iterator[tuple[ChangedTable, Position]]:
         """Divide the views of a table by where their ranges begin. Yields also where these end."""
         table = mark.table
@@ -322,10 +291,9 @@ class Prover:
                 by_start.setdefault(self._views[view].reached, []).append(sink)
         for start, own in by_start.items():
             gap = distance(start, end)
-            views = [(sink.name, table.qualified) for sink in own]
             if not gap.comparable or gap.offsets > BEHIND_OFFSETS:
-                log.info("proof_too_far_behind", table=table.qualified, offsets=gap.offsets)
-                self._withdraw(views)
+                views = [(sink.name, table.qualified) for sink in own]
+                self._withdraw(registry, views, f"{gap.reach}, {gap.offsets} offsets")
                 continue
             until = range_end(start, end, TURN_OFFSETS)
             ranges = tuple(
@@ -335,73 +303,98 @@ class Prover:
                 )
                 if first < last
             )
-            settings = clock_setting(table, mark.now)
             try:
-                readers = {sink.name: _row_reader(sink, table) for sink in own}
+                readers = {
+                    sink.name: sink.row_reader(table) for sink in own if isinstance(sink, RowReader)
+                }
             except (SinkUnavailable, SinkRejected) as error:
                 log.warning("proof_failed", error=error.message, hint=error.hint)
                 continue
             compared = tuple(
-                ChangedView(name, read, self._views[name, table.qualified].suspects)
+                ChangedView(name, read, frozenset(self._views[name, table.qualified].suspects))
                 for name, read in readers.items()
             )
-            yield ChangedTable(table, ranges, compared, settings), until
+            yield ChangedTable(table, ranges, compared, clock_setting(table, mark.now)), until
+
+    def _compare(
+        self, pipeline: Pipeline, tables: Sequence[ChangedTable]
+    ) -> Mapping[View, ChangedAnswer]:
+        """Compare rows. Where there are none, no job runs."""
+        busy: list[ChangedTable] = []
+        answers: list[ChangedAnswer] = []
+        for changed in tables:
+            if changed.ranges or any(view.suspects for view in changed.views):
+                busy.append(changed)
+            else:
+                name = changed.table.qualified
+                answers += [ChangedAnswer(view.sink, name) for view in changed.views]
+        if busy:
+            compared, cpu_s = compare_changed(self._spark, pipeline, busy)
+            self._cpu_s += cpu_s + JOB_S
+            answers += compared
+        return {(answer.sink, answer.table): answer for answer in answers}
 
     def _judge(
         self,
         proving: Proving,
-        log_read: Log,
+        opened: Log,
         marked: Sequence[Marked],
         answers: Mapping[View, ChangedAnswer],
         ends: Mapping[View, Position],
+        shapes: Mapping[View, str],
         at: float,
     ) -> None:
         """Judge the answers on views that have not been set back meanwhile, and record what is proved."""
-        log_read.truncations.read()
-        registry = log_read.registry.read()
-        entries: list[tuple[Sequence[str], dict[str, object] | None]] = []
+        # By now the control topics have all that happened before the mark.
+        opened.control.read()
+        tables = [mark.table for mark in marked]
+        present = view_shapes(tables, proving.sinks, opened.control)
+        entries: list[tuple[Sequence[str], dict[str, object]]] = []
+        judged: set[View] = set()
         for sink in proving.sinks:
-            own = [mark for mark in marked if (sink.name, mark.table.qualified) in answers]
-            own = [mark for mark in own if mark.table.is_in(sink.name)]
-            if not own:
-                continue
+            own = {
+                (sink.name, mark.table.qualified): mark
+                for mark in marked
+                if mark.table.is_in(sink.name) and (sink.name, mark.table.qualified) in answers
+            }
             try:
-                stored = positions(sink, [mark.table for mark in own])
+                stored = positions(sink, [mark.table for mark in own.values()]) if own else {}
             except (SinkUnavailable, SinkRejected) as error:
                 log.warning("proof_failed", error=error.message, hint=error.hint)
                 continue
-            for mark in own:
-                table = mark.table
-                name = table.qualified
-                view = (sink.name, name)
-                answer = answers[view]
+            for view, mark in own.items():
                 state = self._views[view]
-                floor = log_read.truncations.floors.number(name)
-                if floor != mark.barrier.floors.number(name):
+                moment = Moment(at, mark.barrier.ends[mark.table.topic])
+                floor = mark.barrier.floors.number(view[1])
+                is_intact = (
+                    present[view] == shapes[view]
+                    and state.proof.is_of(stored[view[1]])
+                    and distance(stored[view[1]], moment.position, floor).reached
+                )
+                answer = answers[view]
+                if not is_intact or not self._was_read(view, answer):
                     continue
-                if not _is_intact(state, stored[name], mark.barrier.ends[table.topic], floor):
-                    continue
-                if not self._was_read(view, answer):
-                    continue
-                moment = Moment(at, mark.barrier.ends[table.topic])
-                judged, wrong = judge(state, moment, ends[view], answer.differing, answer.explained)
+                after, wrong = judge(state, moment, ends[view], answer.differing, answer.explained)
                 if wrong:
-                    try:
-                        damage = self._confirm(proving, log_read.kafka, table, sink, wrong, state)
-                    except CdcError as error:
-                        # The next turn begins with the same rows.
-                        log.warning("proof_failed", error=error.message, hint=error.hint)
-                        continue
-                    if damage is not None:
-                        del self._views[view]
+                    comparison = self._confirm(proving, opened.kafka, mark.table, sink, wrong)
+                    if comparison and comparison.verdict == "differs":
+                        damage = damage_of(comparison, state.proof.generation, at)
+                        log.error("rows_differ", sink=view[0], table=view[1], rows=damage.rows)
                         entries.append((("proof", *view), vars(damage)))
+                    if not comparison or not comparison.equal:
+                        # The next turn begins with the same rows.
                         continue
-                self._views[view] = judged
-                current = registry.for_sink(sink.name).proofs.get(name)
-                if current and _renews(judged, current):
-                    entries.append((("proof", *view), _proof(judged, current)))
+                self._views[view] = after
+                judged.add(view)
+        # Another comparison may have found meanwhile that a view differs.
+        opened.registry.read()
+        for view in judged:
+            current = opened.registry.for_sink(view[0]).proofs.get(view[1])
+            state = self._views[view]
+            if current and current.continues(state.proof) and current.through < state.proved.at:
+                entries.append((("proof", *view), vars(_moved(current, state.proved))))
         if entries:
-            registry.write(*entries)
+            opened.registry.write(*entries)
 
     def _was_read(self, view: View, answer: ChangedAnswer) -> bool:
         """Say whether a view could be compared. Log it once if not."""
@@ -414,50 +407,23 @@ class Prover:
         return False
 
     def _confirm(
-        self,
-        proving: Proving,
-        kafka: Topics,
-        table: Table,
-        sink: Sink,
-        wrong: frozenset[str],
-        state: ProvedView,
-    ) -> Damage | None:
-        """Compare rows as `cdc verify` does. Returns what is wrong.
-
-        Raises:
-            CdcError: that couldn't be done: the next turn begins with the same rows.
-        """
-        pipeline = proving.pipeline
+        self, proving: Proving, kafka: Topics, table: Table, sink: Sink, wrong: frozenset[str]
+    ) -> Comparison | None:
+        """Compare rows as `cdc verify` does. None: that couldn't be done."""
         wait = WaitOptions(CONFIRM_S, report=self._go_on)
         verification = TableVerification(
-            self._spark, pipeline, kafka, table, [sink], Options(), wait
+            self._spark, proving.pipeline, kafka, table, [sink], Options(), wait
         )
-        (comparison,) = verification.result(sorted(wrong))
-        if comparison.verdict != "differs":
+        began_s = time.monotonic()
+        try:
+            (comparison,) = verification.result(sorted(wrong))
+        except CdcError as error:
+            log.warning("proof_failed", error=error.message, hint=error.hint)
             return None
-        damage = damage_of(comparison, state.generation, time.time())
-        log.error("rows_differ", sink=sink.name, table=table.qualified, rows=damage.rows)
-        return damage
+        self._cpu_s += time.monotonic() - began_s
+        return comparison
 
 
-def _row_reader(sink: Sink, table: Table) -> ReadRows:
-    assert isinstance(sink, RowReader)
-    return sink.row_reader(table)
-
-
-def _is_intact(view: ProvedView, stored: ViewCheckpoint | None, end: Position, floor: int) -> bool:
-    """Whether the view is still the generation that is proved, and past the barrier."""
-    generation = stored.generation if stored else FIRST
-    return view.generation == generation and distance(stored, end, floor).reached
-
-
-def _renews(view: ProvedView, current: Proof) -> bool:
-    return current.generation == view.generation and current.through < view.proved.at
-
-
-def _proof(view: ProvedView, current: Proof) -> dict[str, object]:
-    passed = view.proved.position
-    proof = replace(
-        current, through=view.proved.at, topic_id=passed.topic_id, offsets=passed.offsets
-    )
-    return vars(proof)
+def _moved(proof: Proof, proved: Moment) -> Proof:
+    position = proved.position
+    return replace(proof, through=proved.at, topic_id=position.topic_id, offsets=position.offsets)

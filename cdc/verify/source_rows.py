@@ -86,12 +86,7 @@ def open_snapshot(
             assert row is not None
             return row[0]
 
-        # The owner by itself is taken at its word: a policy may show it all rows by another condition
-        # than `true`.
-        if setting == source.READER:
-            role = connection.info.user
-            for label, hidden_by in read_hidden(connection, role, labels).items():
-                raise hidden_rows(label, role, hidden_by, CONSEQUENCE_OF_READER).error
+        require_all_rows(connection, labels, setting)
         connection.execute(READ_ONLY)
         connection.execute(lock)
         join = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(fetch("SELECT pg_export_snapshot()"))
@@ -99,6 +94,16 @@ def open_snapshot(
         pages = 0 if first.derivation else fetch(PAGES, table=name)
         parts = [join.as_string(None), clock_setting(first, now)]
         yield SourceSnapshot(dsn, tables, "; ".join(filter(None, parts)), taken_ms, pages, now)
+
+
+def require_all_rows(connection: source.Connection, labels: Sequence[str], setting: str) -> None:
+    """Raise SettingsError for a table with policies that hide rows from the reader's role."""
+    # The owner by itself is taken at its word: a policy may show it all rows by another condition
+    # than `true`.
+    if setting == source.READER:
+        role = connection.info.user
+        for label, hidden_by in read_hidden(connection, role, labels).items():
+            raise hidden_rows(label, role, hidden_by, CONSEQUENCE_OF_READER).error
 
 
 def clock_setting(table: Table, now: int | None) -> str:

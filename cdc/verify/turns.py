@@ -4,14 +4,20 @@ A turn compares the rows that have a record in a range of the log, and the suspe
 at the last turn. Its mark is placed after the end of the last turn, and its range ends there. So the
 range has the record of any change that the last turn can have seen on one side alone. A suspect that
 has no record in it, and still differs, is wrong.
+
+A suspect that has a record, and differs again, may change all the time. Or the view takes none of its
+changes: then its row stays as it was, and the view is proved no further.
 """
 
-from collections.abc import Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 
+from cdc.generations.registry import Proof
 from cdc.model.position import Position
 
-NOBODY: frozenset[str] = frozenset()
+NO_ROWS: frozenset[str] = frozenset()
+Differing = Mapping[str, int]
+"""By the id of a row that differs: the hash of the view's row, see `ChangedAnswer.differing`."""
 
 
 @dataclass(frozen=True)
@@ -26,22 +32,23 @@ class Moment:
 class ProvedView:
     """How far a view is proved.
 
-    generation  of the view
+    proof       in the registry, when the first turn began
     proved      the view equals its source through this moment
     reached     where the next range begins
     compared    the mark of the last complete turn, if that has left suspects
-    suspects    ids of rows that differed at the last turn
+    suspects    rows that differed at the last turn
     """
 
-    generation: str
+    proof: Proof
     proved: Moment
     reached: Position
     compared: Moment | None = None
-    suspects: frozenset[str] = NOBODY
+    suspects: Differing = field(default_factory=dict)
 
 
-def begin(generation: str, proved: Moment) -> ProvedView:
-    return ProvedView(generation, proved, proved.position)
+def begin(proof: Proof) -> ProvedView:
+    position = Position(proof.topic_id, tuple(proof.offsets))
+    return ProvedView(proof, Moment(proof.through, position), position)
 
 
 def range_end(start: Position, end: Position, limit: int) -> Position:
@@ -57,7 +64,7 @@ def range_end(start: Position, end: Position, limit: int) -> Position:
 
 
 def judge(
-    view: ProvedView, mark: Moment, end: Position, differing: Set[str], explained: Set[str]
+    view: ProvedView, mark: Moment, end: Position, differing: Differing, explained: Set[str]
 ) -> tuple[ProvedView, frozenset[str]]:
     """Return how far the view is proved after a turn, and the ids of rows that are wrong.
 
@@ -67,13 +74,13 @@ def judge(
     """
     if end != mark.position:
         # Changes that explain a difference may lie behind the range.
-        return replace(view, reached=end, suspects=frozenset(differing)), NOBODY
-    wrong = (view.suspects & differing) - explained
-    suspects = frozenset(differing) - wrong
-    # The suspects of the last turn are equal, or have changed since.
-    proved = view.compared or view.proved
-    if suspects:
-        return replace(
-            view, proved=proved, reached=end, compared=mark, suspects=suspects
-        ), frozenset(wrong)
-    return replace(view, proved=mark, reached=end, compared=None, suspects=NOBODY), frozenset(wrong)
+        return replace(view, reached=end, suspects=differing), NO_ROWS
+    again = view.suspects.keys() & differing.keys()
+    wrong = frozenset(again - explained)
+    suspects = {row_id: seen for row_id, seen in differing.items() if row_id not in wrong}
+    if not suspects:
+        return replace(view, proved=mark, reached=end, compared=None, suspects={}), wrong
+    stands = any(view.suspects[row_id] == differing[row_id] for row_id in again & explained)
+    # The other suspects of the last turn are equal, or have changed since.
+    proved = view.proved if stands else view.compared or view.proved
+    return replace(view, proved=proved, reached=end, compared=mark, suspects=suspects), wrong
