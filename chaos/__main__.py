@@ -36,7 +36,7 @@ class Nemesis:
         self.checked = 0
 
     def play(self, seconds: float) -> None:
-        """Fire for so many seconds, quiet points not included."""
+        """Fire faults for this long. Quiet points aren't included."""
         while seconds > 0:
             began = time.monotonic()
             while time.monotonic() < began + min(seconds, QUIET_EVERY_S):
@@ -47,7 +47,7 @@ class Nemesis:
             typer.echo(f"{self.scene.history.seconds:6.0f} s  quiet: every view is equal")
 
     def fire(self, names: tuple[str, ...], hold_s: float) -> None:
-        """Fire faults at once, and end them after so many seconds."""
+        """Fire these faults together, and end them after `hold_s` seconds."""
         typer.echo(f"{self.scene.history.seconds:6.0f} s  {' and '.join(names)}", nl=False)
         with ExitStack() as faults:
             for name in names:
@@ -58,7 +58,7 @@ class Nemesis:
         self.scene.history.note("healed", faults=names)
         took_s = self.scene.recover()
         self.scene.history.note("recovered", faults=names, recovery_s=took_s)
-        # Of two at once nobody knows which one was waited for.
+        # After two faults at once it isn't known which one took the time.
         if len(names) == 1:
             self.recoveries[names[0]].append(max(took_s.values()))
         typer.echo(f": {hold_s:g} s, recovered after {max(took_s.values()):.1f} s")
@@ -69,7 +69,8 @@ class Nemesis:
         lines = [f"{'fault':<34}{'times':>6}{'median':>10}{'longest':>10}"]
         for name in FAULTS:
             if times := self.recoveries.get(name):
-                median, longest = statistics.median(times), max(times)
+                median = statistics.median(times)
+                longest = max(times)
                 lines.append(f"{name:<34}{len(times):>6}{median:>8.1f} s{longest:>8.1f} s")
         return "\n".join(lines)
 
@@ -88,7 +89,7 @@ def main(
     names = [name for name in FAULTS if not only or any(word in name for word in only)]
     if not names:
         raise typer.BadParameter(f"no such fault; there are: {', '.join(FAULTS)}")
-    # Ended from outside, it stops its servers as well.
+    # SIGTERM stops the servers as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = Path(tempfile.mkdtemp(prefix="cdc-chaos-"))
     folder.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The links of the pipeline: each a TCP proxy on a port of its own, which faults disturb."""
+"""The links of the pipeline: each is a TCP proxy, which faults disturb."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ class Disturbance(StrEnum):
     DELAY = "delay"
     """Each chunk waits for 0.2 s, in both directions."""
     CUT = "cut"
-    """Nothing arrives, and nobody is told."""
+    """Nothing arrives, and both sides stay connected."""
     RESET = "reset"
     """Open connections are reset, and so are new ones."""
     ONE_WAY = "one-way"

@@ -58,7 +58,7 @@ VERB_S = 600.0
 
 
 class Violated(Exception):
-    """Something doesn't hold; `violations` say what, the first first."""
+    """Something doesn't hold; `violations` say what, in the order of time."""
 
     def __init__(self, violations: list[str]) -> None:
         super().__init__(violations[0])
@@ -66,7 +66,7 @@ class Violated(Exception):
 
 
 class History:
-    """Events as JSON lines: `what` happened, and when, in seconds since the begin."""
+    """Events as JSON lines: `what` happened, and when, in seconds since the start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,7 +84,7 @@ class History:
 
 
 class Scene:
-    """All that faults reach for. `close` ends everything but the servers."""
+    """What faults act on. `close` ends everything but the servers."""
 
     def __init__(
         self, folder: Path, seed: int, links: Mapping[str, Link], history: History
@@ -160,8 +160,8 @@ class Scene:
         took_s = round(time.monotonic() - began, 1)
         self.history.note("cdc", words=words, code=answer.returncode, took_s=took_s)
         if answer.returncode:
-            told = f"{answer.stdout}\n{answer.stderr}".strip()[-2000:]
-            raise Violated([f"cdc {' '.join(words)} ends with {answer.returncode}: {told}"])
+            output = f"{answer.stdout}\n{answer.stderr}".strip()[-2000:]
+            raise Violated([f"cdc {' '.join(words)} ends with {answer.returncode}: {output}"])
         return answer.stdout
 
     def recover(self) -> dict[str, float]:
@@ -223,7 +223,7 @@ class Scene:
         return wrong
 
     def _violations(self) -> list[str]:
-        # Whether `cdc status` finds something isn't of interest here.
+        # Only the waiting changes are read here, whatever `cdc status` finds.
         status = json.loads(self.ask("status", "--json").stdout)
         behind = {
             f"{sink['name']}'s {view['table']}": view["lag_records"]

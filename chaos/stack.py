@@ -47,7 +47,7 @@ class LinkedKafka(Kafka):
         listeners = _addresses({**own, "CONTROLLER": dirs.ports["kafka-controller"]})
         protocols = ",".join(f"{way}:PLAINTEXT" for way in ("CONTROLLER", *ways))
         with (dirs.conf / "server.properties").open("a") as properties:
-            # Of two lines with one name the last counts.
+            # If a name has two lines, the last one counts.
             print(f"listeners={listeners}", file=properties)
             print(f"advertised.listeners={_addresses({**own, **linked})}", file=properties)
             print(f"listener.security.protocol.map={protocols}", file=properties)

@@ -175,7 +175,7 @@ class Watch:
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float, poll_s: float = 0.2) -> bool:
-    """Return whether a condition has come true within the limit. What can't be asked isn't true yet."""
+    """Return whether a condition has come true within the limit. A server that can't be reached counts as not yet."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         with suppress(Exception):

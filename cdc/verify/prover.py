@@ -50,7 +50,7 @@ RECORDS_PER_S = 10.0
 MARK_S = 20.0
 """The longest wait for a heartbeat."""
 PASS_S = 30.0
-"""The longest wait for views to pass a barrier. One that was late the last time isn't waited for."""
+"""The longest wait for views to pass a barrier. There is no wait for a view that was late the last time."""
 TURN_OFFSETS = 20_000
 """Offsets of a table that a turn takes at most: their ids are in a task's memory."""
 BEHIND_OFFSETS = 1_000_000
@@ -239,8 +239,8 @@ class Prover:
     def _mark(
         self, proving: Proving, kafka: Topics, tables: Sequence[Table], now_ms: float
     ) -> Iterator[Marked]:
-        """Place a barrier for the tables, and another one for documents, which may stand still by
-        themselves. Yields the tables with the views that have passed it.
+        """Place a barrier for the tables, and another one for documents: these may be late alone. Yields
+        the tables with the views that have passed.
         """
         late: set[View] = set()
         known = {name for _, name in self._views}

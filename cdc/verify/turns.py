@@ -73,14 +73,14 @@ def judge(
     explained   suspects that have a record in the range
     """
     if end != mark.position:
-        # Changes that explain a difference may lie behind the range.
+        # The record that explains a difference may come after the range.
         return replace(view, reached=end, suspects=differing), NO_ROWS
     again = view.suspects.keys() & differing.keys()
     wrong = frozenset(again - explained)
     suspects = {row_id: seen for row_id, seen in differing.items() if row_id not in wrong}
     if not suspects:
         return replace(view, proved=mark, reached=end, compared=None, suspects={}), wrong
-    stands = any(view.suspects[row_id] == differing[row_id] for row_id in again & explained)
+    is_stuck = any(view.suspects[row_id] == differing[row_id] for row_id in again & explained)
     # The other suspects of the last turn are equal, or have changed since.
-    proved = view.proved if stands else view.compared or view.proved
+    proved = view.proved if is_stuck else view.compared or view.proved
     return replace(view, proved=proved, reached=end, compared=mark, suspects=suspects), wrong
