@@ -17,7 +17,7 @@ $(STAMP): requirements.lock pyproject.toml compose/setup.sh
 demo: setup ## the whole pipeline on real flights, from an empty machine
 	@$(PY) -m cdc.sample.demo
 
-test: setup ## every test, in two halves side by side
+test: setup ## every test, in three parts side by side
 	@$(PY) -m tests
 
 properties: setup ## random records and histories, 20 times as many as in test; 500 tables

@@ -1,6 +1,6 @@
-"""Every test, `make test`: two halves side by side, because one alone keeps a core waiting.
+"""Every test, `make test`: in three parts side by side, because one alone keeps a core waiting.
 
-Ctrl-C reaches both, and is waited for: they stop their servers.
+Ctrl-C reaches all of them, and is waited for: they stop their servers.
 """
 
 import re
@@ -10,37 +10,43 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-MOVED = tuple(
+SECOND = tuple(
     f"tests/scenarios/test_{name}.py"
     for name in (
+        "audit",
+        "bench",
         "bucket",
+        "client",
+        "cluster",
         "compaction",
+        "document_cases_of_sinks",
+        "document_engine",
+        "document_failures",
         "documented_commands",
+        "documents",
+        "exact",
+        "examples",
+        "failures",
+        "first_hour",
         "names",
         "types",
     )
 )
-"""Scenarios of the first half, so that both end at about the same time."""
-HALVES: Mapping[str, Sequence[str]] = {
-    "servers": (
-        "tests/unit",
-        "tests/browser",
-        "tests/spark",
-        "tests/contract",
-        "tests/integration",
-        *MOVED,
-    ),
-    "scenarios": ("tests/scenarios", *(f"--ignore={path}" for path in MOVED)),
+"""Scenarios of the third part, so that both parts with scenarios end at about the same time."""
+PARTS: Mapping[str, Sequence[str]] = {
+    "servers": ("tests/unit", "tests/browser", "tests/spark", "tests/contract", "tests/integration"),
+    "scenarios": ("tests/scenarios", *(f"--ignore={path}" for path in SECOND)),
+    "second": SECOND,
 }
 """Words of pytest by the name that stands before its lines."""
 RESULT = re.compile(r"(FAILED|ERROR) |=+ .*\b(passed|failed|errors?)\b.* =+$")
 """Lines of pytest's that say how it went."""
 CONTAINER_TESTS = "tests/containers"
-"""Tests that need a Docker engine: in no half, collected with `--stack containers` only."""
+"""Tests that need a Docker engine: in no part, collected with `--stack containers` only."""
 
 
-def main(halves: Mapping[str, Sequence[str]]) -> int:
-    runs = {name: _pytest(words) for name, words in halves.items()}
+def main(parts: Mapping[str, Sequence[str]]) -> int:
+    runs = {name: _pytest(words) for name, words in parts.items()}
     results: list[str] = []
     threads = [threading.Thread(target=_pass_on, args=(*run, results)) for run in runs.items()]
     for thread in threads:
@@ -51,7 +57,7 @@ def main(halves: Mapping[str, Sequence[str]]) -> int:
                 run.wait()
     for thread in threads:
         thread.join()
-    # Once more and last: between them the other half may have printed thousands of lines.
+    # Once more and last: between them the other parts may have printed thousands of lines.
     print(*results, sep="\n", flush=True)
     return int(any(run.returncode for run in runs.values()))
 
@@ -62,7 +68,7 @@ def _pytest(words: Sequence[str]) -> "subprocess.Popen[str]":
 
 
 def _pass_on(name: str, run: "subprocess.Popen[str]", results: list[str]) -> None:
-    """Print whole lines, so that the halves don't mix within one; note what failed and how many
+    """Print whole lines, so that the parts don't mix within one; note what failed and how many
     tests passed.
     """
     assert run.stdout
@@ -75,4 +81,4 @@ def _pass_on(name: str, run: "subprocess.Popen[str]", results: list[str]) -> Non
 
 
 if __name__ == "__main__":
-    sys.exit(main(HALVES))
+    sys.exit(main(PARTS))

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from tests.__main__ import CONTAINER_TESTS, HALVES
+from tests.__main__ import CONTAINER_TESTS, PARTS
 from tests.support.pages import ROOT
 
 LEVELS = ("debug", "info", "warning", "error", "exception")
@@ -16,17 +16,17 @@ OF_SINKS = {"codec", "config", "errors", "model", "sink", "documents", "redis"}
 """The rooms that a destination may know."""
 
 
-def test_every_test_file_is_in_one_half() -> None:
+def test_every_test_file_is_in_one_part() -> None:
     for path in (ROOT / "tests").rglob("test_*.py"):
         file = str(path.relative_to(ROOT))
-        halves = [
+        parts = [
             words
-            for words in HALVES.values()
+            for words in PARTS.values()
             if f"--ignore={file}" not in words
             and any(file == word or file.startswith(f"{word}/") for word in words)
         ]
         # Tests that need a Docker engine run on demand alone.
-        assert len(halves) == (not file.startswith(f"{CONTAINER_TESTS}/")), (file, halves)
+        assert len(parts) == (not file.startswith(f"{CONTAINER_TESTS}/")), (file, parts)
 
 
 @pytest.mark.parametrize(
