@@ -7,7 +7,6 @@ from threading import Event
 from typing import Any
 from uuid import uuid4
 
-from cdc.apply.resume import Clock
 from cdc.errors import KafkaUnavailable
 from cdc.kafka.log_continuity import RETENTION
 from cdc.kafka.log_ends import LogEnds
@@ -16,6 +15,7 @@ from cdc.kafka.log_refusals import forbidden, missing_topic
 from cdc.kafka.records import Record, RecordAddress
 from cdc.kafka.topic_specs import COMPACTION_LAG
 from cdc.kafka.topics import Topics
+from cdc.model.clock import Clock
 from cdc.model.position import Position
 from cdc.sink.lane import Lane
 from cdc.spark.lane_records import LoggedRecords, Reports
