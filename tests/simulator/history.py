@@ -27,7 +27,7 @@ class History(NamedTuple):
 def history(seed: int) -> History:
     """The history of a seed."""
     rng = random.Random(seed)
-    kind = rng.choice(("warehouse",))
+    kind = rng.choice(("warehouse", "index", "cache"))
     return History(seed, kind, True, tuple(_step(rng) for _ in range(rng.randint(5, 30))))
 
 
@@ -50,8 +50,73 @@ def _table(rng: random.Random) -> tuple[int, ...]:
     return (rng.randrange(2),)
 
 
-WEIGHTS = {"write": 20, "truncate": 1, "kill_run": 2, "kill_connector": 2, "quiet": 1}
+def _number(least: int, most: int) -> Callable[[random.Random], tuple[int, ...]]:
+    return lambda rng: (rng.randint(least, most),)
+
+
+WEIGHTS = {
+    "write": 40,
+    "truncate": 1,
+    "kill_connector": 3,
+    "repeat": 1,
+    "resend": 1,
+    "lose_slot": 0.5,
+    "compact": 2,
+    "delete_beginning": 0.3,
+    "recreate": 0.3,
+    "kill_run": 3,
+    "freeze_run": 2,
+    "night": 0.5,
+    "away": 2,
+    "lose_answers": 3,
+    "save": 2,
+    "go_back": 2,
+    "rebuild": 1.5,
+    "rollback": 1,
+    "kill_command": 1.5,
+    "quiet": 1,
+}
 NUMBERS: dict[str, Callable[[random.Random], tuple[int, ...]]] = {
     "write": _changes,
     "truncate": _table,
+    "repeat": _number(1, 4),
+    "resend": _table,
+    "compact": _table,
+    "delete_beginning": lambda rng: (rng.randrange(2), rng.randint(1, 20)),
+    "recreate": _table,
+    "freeze_run": _number(1, 50),
+    "night": lambda rng: (rng.choice((1, 13, 30)),),
+    "away": _number(1, 100),
+    "lose_answers": _number(1, 3),
+    "rebuild": _number(1, 3),
 }
+
+
+def shrunk(failing: History, fails: Callable[[History], bool]) -> History:
+    """A history that fails as well, without the steps and the time that don't matter."""
+    size = len(failing.steps)
+    while size:
+        start = 0
+        while start < len(failing.steps):
+            fewer = failing._replace(steps=failing.steps[:start] + failing.steps[start + size :])
+            if fails(fewer):
+                failing = fewer
+            else:
+                start += size
+        size //= 2
+    for number, step in enumerate(failing.steps):
+        for simpler in (*_fewer_changes(step), step._replace(pause_ms=0)):
+            steps = (*failing.steps[:number], simpler, *failing.steps[number + 1 :])
+            if simpler != failing.steps[number] and fails(failing._replace(steps=steps)):
+                failing = failing._replace(steps=steps)
+    return failing
+
+
+def _fewer_changes(step: Step) -> list[Step]:
+    """A transaction with one of its changes."""
+    if step.kind != "write":
+        return []
+    return [
+        step._replace(numbers=step.numbers[first : first + 4])
+        for first in range(0, len(step.numbers), 4)
+    ]

@@ -180,6 +180,8 @@ class Connector:
     """Transactions of the source that are in Kafka, by the offset that it has stored there."""
     snapshots: list[Table] = field(default_factory=list)
     """Tables whose rows are to be sent again, beside the log."""
+    slot_lsn: int = 0
+    """Where its slot begins."""
     open: str = ""
     """The transaction of Kafka that isn't ended yet."""
     is_committing: bool = False
@@ -192,11 +194,16 @@ class Connector:
 
     def run(self) -> None:
         """Run its process, which may be killed anywhere. A new one ends what the former has left."""
-        self._end()
+        self._finish()
         while True:
             self.processes.sleep(0.05)
             if not self.is_done:
                 self._poll()
+
+    def abandon(self) -> None:
+        """End what a killed process has left, at once."""
+        for _ in self._end():
+            pass
 
     def _poll(self) -> None:
         taken = self.source.wal[self.stored : self.stored + 3]
@@ -204,7 +211,9 @@ class Connector:
         sent = [record for transaction in taken for c in transaction for record in records(c)]
         sent += self._snapshot(position)
         self.polls += 1
-        sent.append((HEARTBEAT, 0, b'{"id":1}', encoded(envelope("u", None, {"id": 1}, self.polls))))
+        sent.append(
+            (HEARTBEAT, 0, b'{"id":1}', encoded(envelope("u", None, {"id": 1}, self.polls)))
+        )
         self.open = f"poll {self.polls}"
         for number, record in enumerate(sent):
             topic, partition, key, value = record
@@ -216,18 +225,23 @@ class Connector:
         self.is_committing = True
         self.stored = position
         self.snapshots.clear()
-        self._end()
+        self._finish()
 
     def _snapshot(self, position: int) -> Iterator[Sent]:
         """Rows as they are at a position, which is the LSN that they are given."""
-        lsn = max((c.lsn for transaction in self.source.wal[:position] for c in transaction), default=0)
+        streamed = (c.lsn for transaction in self.source.wal[:position] for c in transaction)
+        lsn = max(streamed, default=0)
+        lsn = max(lsn, self.slot_lsn)
         for table in self.snapshots:
             for row in self.source.rows_after(table, position).values():
                 yield from records(Change(table, "r", row, lsn))
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
+        for _ in self._end():
+            self.processes.sleep(0.003)
+
+    def _end(self) -> Iterator[None]:
         if self.open:
-            for _ in self.log.end_transaction(self.open, is_committed=self.is_committing):
-                self.processes.sleep(0.003)
+            yield from self.log.end_transaction(self.open, is_committed=self.is_committing)
         self.open = ""
         self.is_committing = False
