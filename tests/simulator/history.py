@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 
@@ -21,6 +21,7 @@ class History(NamedTuple):
     seed: int
     kind: str
     is_identity_full: bool
+    is_exactly_once: bool
     steps: tuple[Step, ...]
 
 
@@ -28,11 +29,19 @@ def history(seed: int) -> History:
     """The history of a seed."""
     rng = random.Random(seed)
     kind = rng.choice(("warehouse", "index", "cache"))
-    return History(seed, kind, True, tuple(_step(rng) for _ in range(rng.randint(5, 30))))
+    is_identity_full = rng.random() < 0.7
+    is_exactly_once = not is_identity_full or rng.random() < 0.7
+    kinds = {**WEIGHTS}
+    if not is_identity_full:
+        # What no record carries any more is in quarantine then.
+        for lossy in LOSSY:
+            del kinds[lossy]
+    steps = tuple(_step(rng, kinds) for _ in range(rng.randint(5, 30)))
+    return History(seed, kind, is_identity_full, is_exactly_once, steps)
 
 
-def _step(rng: random.Random) -> Step:
-    (kind,) = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+def _step(rng: random.Random, kinds: Mapping[str, float]) -> Step:
+    (kind,) = rng.choices(list(kinds), list(kinds.values()))
     pause_ms = rng.choice((0, 3, 10, 30, 100, 300, 1000))
     return Step(kind, NUMBERS.get(kind, lambda _: ())(rng), pause_ms)
 
@@ -76,6 +85,8 @@ WEIGHTS = {
     "kill_command": 1.5,
     "quiet": 1,
 }
+LOSSY = ("compact", "night", "repeat")
+"""What needs all values in each record."""
 NUMBERS: dict[str, Callable[[random.Random], tuple[int, ...]]] = {
     "write": _changes,
     "truncate": _table,

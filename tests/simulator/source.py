@@ -176,6 +176,8 @@ class Connector:
     processes: Processes
     source: Source
     log: MemoryLog
+    is_exactly_once: bool
+    """Whether a poll is a transaction of Kafka."""
     stored: int = 0
     """Transactions of the source that are in Kafka, by the offset that it has stored there."""
     snapshots: list[Table] = field(default_factory=list)
@@ -217,7 +219,8 @@ class Connector:
         self.open = f"poll {self.polls}"
         for number, record in enumerate(sent):
             topic, partition, key, value = record
-            self.log.append(topic, partition, key, value, self.open)
+            transaction = self.open if self.is_exactly_once else ""
+            self.log.append(topic, partition, key, value, transaction)
             if number % 4 == 1:
                 self.processes.sleep(0.004)
         self.processes.sleep(0.004)

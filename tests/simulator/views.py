@@ -30,7 +30,7 @@ from cdc.sink.lane import (
     Writer,
 )
 from cdc.sink.lane_run import run_in_process
-from cdc.sink.promotion import SWITCH_S, GenerationReplaced, is_caught_up
+from cdc.sink.promotion import SWITCH_S, GenerationReplaced, would_go_back
 from tests.simulator.processes import Processes
 
 
@@ -156,22 +156,30 @@ class View:
         """There is."""
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """Switch each table as soon as all have caught up."""
+        """Switch a table, or all at once, in the same step in which they are seen to have caught up."""
         live = self.server.live
         waiting = [t for t in tables if live.get(t.qualified, "") != names[t.qualified]]
+        previous = {}
+        for group in [waiting] if self.promotes_all_tables else [[table] for table in waiting]:
+            self._outwait(group, names)
+            for table in group:
+                previous[table.qualified] = live.get(table.qualified, "")
+                live[table.qualified] = names[table.qualified]
+            self.on_write()
+            self.link.answer()
+        return previous
+
+    def _outwait(self, tables: Sequence[Table], names: Mapping[str, str]) -> None:
         until = self.link.processes.now + SWITCH_S
-        while not is_caught_up(self, self.for_generation(names), waiting):
+        while any(self._would_go_back(table, names[table.qualified]) for table in tables):
             if self.link.processes.now > until:
                 raise _away()
             self.link.processes.sleep(0.02)
-        previous = {}
-        for table in waiting:
-            previous[table.qualified] = live.get(table.qualified, "")
-            live[table.qualified] = names[table.qualified]
-            self.on_write()
-            if not self.promotes_all_tables:
-                self.link.answer()
-        return previous
+
+    def _would_go_back(self, table: Table, generation: str) -> bool:
+        shown = self.server.place(table).stored
+        stored = self.server.places[table.qualified, generation].stored
+        return shown is not None and (stored is None or would_go_back(stored, shown))
 
     def generations(self, table: Table) -> list[str]:
         live = self.server.live.get(table.qualified, "")
