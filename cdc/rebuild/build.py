@@ -186,6 +186,7 @@ class Rebuild:
                 self._finish({})
                 raise
             self._publish(phase="promote")
+            self._empty_views_of_empty_topics(candidate)
             return self.sink.promote(self.tables, self._build.names)
 
     def _refuse_incomplete(self, candidate: Sink) -> None:
@@ -207,6 +208,19 @@ class Rebuild:
         total = sum(sum(shape.offsets) for shape in plan.shapes.values())
         with self._lock:
             self._build = replace(self._build, total=total)
+
+    def _empty_views_of_empty_topics(self, candidate: Sink) -> None:
+        """Empty the live views that were made from another topic, where the topic of now has no record. The
+        new generation has no position then, and without one it would count as behind for ever.
+        """
+        ends = self.kafka.ends([table.topic for table in self.tables])
+        live = positions(self.sink, self.tables)
+        new = positions(candidate, self.tables)
+        for table in self.tables:
+            stored = live[table.qualified]
+            is_of_other = stored is not None and not distance(stored, ends[table.topic]).comparable
+            if is_of_other and new[table.qualified] is None:
+                self.sink.clear(table)
 
     def _is_promoted(self) -> bool:
         """Whether the new generation is live already, since an earlier run was killed then."""

@@ -63,6 +63,30 @@ def _number(least: int, most: int) -> Callable[[random.Random], tuple[int, ...]]
     return lambda rng: (rng.randint(least, most),)
 
 
+VERBS = ("put", "keep", "delete", "rename")
+"""What a transaction does to a row: `keep` leaves large values as they are."""
+NAMES = ("item", "order")
+SENTENCES = {
+    "truncate": "TRUNCATE of {1}s",
+    "kill_connector": "kill -9 of the connector",
+    "repeat": "the connector sends its last {0} transactions again",
+    "resend": "all {1}s are sent again",
+    "lose_slot": "the slot is lost: a new snapshot",
+    "compact": "compaction of the topic of {1}s",
+    "delete_beginning": "the topic of {2}s loses all before offset {1}",
+    "recreate": "the topic of {1}s is deleted and made again",
+    "kill_run": "kill -9 of cdc run",
+    "freeze_run": "cdc run stands still for {0} tenths of a second; another one is started",
+    "night": "nothing runs for {0} hours",
+    "away": "the destination is away for {0} tenths of a second",
+    "lose_answers": "the destination's next {0} answers are lost",
+    "save": "the destination writes to its disk",
+    "go_back": "the destination loses what it hasn't on its disk",
+    "rebuild": "cdc rebuild (tables {0} of 3)",
+    "rollback": "cdc rollback",
+    "kill_command": "kill -9 of the rebuild or rollback",
+    "quiet": "nothing is broken any more, and all is checked",
+}
 WEIGHTS = {
     "write": 40,
     "truncate": 1,
@@ -101,6 +125,29 @@ NUMBERS: dict[str, Callable[[random.Random], tuple[int, ...]]] = {
     "lose_answers": _number(1, 3),
     "rebuild": _number(1, 3),
 }
+
+
+def told(history: History) -> str:
+    """A history as a person reads it: when what happens."""
+    identity = "all values of a row" if history.is_identity_full else "no unchanged large values"
+    exactly = "in transactions" if history.is_exactly_once else "without transactions"
+    lines = [f"seed {history.seed}: {history.kind}; the log has {identity}, sent {exactly}"]
+    at_ms = 0
+    for step in history.steps:
+        lines.append(f"{at_ms / 1000:9.3f} s  {_sentence(step)}")
+        at_ms += step.pause_ms
+    return "\n".join(lines)
+
+
+def _sentence(step: Step) -> str:
+    if step.kind == "write":
+        numbers = iter(step.numbers)
+        changes = zip(*[numbers] * 4, strict=True)
+        return "transaction: " + ", ".join(
+            f"{VERBS[verb]} {NAMES[table]} {key}" + (f" to {value}" if verb == 3 else f" = {value}")
+            for verb, table, key, value in changes
+        )
+    return SENTENCES[step.kind].format(*step.numbers, *(NAMES[n % 2] for n in step.numbers[:1]))
 
 
 def shrunk(failing: History, fails: Callable[[History], bool]) -> History:

@@ -16,9 +16,11 @@ from cdc.generations.registry import Registry
 from cdc.generations.rollback import rollback, settle_rollback
 from cdc.kafka.log_reader import Block, OffsetRange
 from cdc.kafka.log_refusals import Discontinued
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
+from cdc.model.trace import kind, trace
 from cdc.rebuild.build import Rebuild
-from tests.simulator.history import History, Step
+from tests.simulator.history import VERBS, History, Step
 from tests.simulator.processes import Process, Processes
 from tests.simulator.source import (
     HEARTBEAT,
@@ -382,16 +384,15 @@ class Life:
         self._refused()
 
     def _check(self) -> None:
-        standby = Registry(SHOP, self.log, self.processes).read().for_sink("cache").standby_names
         for table in TABLES:
             rows = self.source.rows[table]
-            if (view := _parsed(self.server.place(table))) != rows:
-                raise Violation(f"{table.qualified} has {view}, Postgres {rows}")
-            place = self.server.places.get((table.qualified, standby.get(table.qualified, "")))
-            if place and table.qualified in standby and _parsed(place) != rows:
-                raise Violation(
-                    f"the standby of {table.qualified} has {_parsed(place)}, not {rows}"
-                )
+            shown = self.server.place(table)
+            if _parsed(shown) != rows:
+                raise Violation(f"{table.qualified} has {_parsed(shown)}, Postgres {rows}")
+            for (name, generation), place in self.server.places.items():
+                is_current = shown.stored and _is_as_far(place.stored, shown.stored)
+                if name == table.qualified and is_current and _parsed(place) != rows:
+                    raise Violation(f"generation {generation} has {_parsed(place)}, not {rows}")
 
     def _look(self) -> None:
         """Look as a reader does."""
@@ -405,11 +406,25 @@ class Life:
                 self.seen.append(f"a reader of {table.qualified}: {error}")
 
 
+def failure(history: History) -> str | None:
+    """What goes wrong in a history; None if nothing does."""
+    try:
+        Life(history).play(history.steps)
+    except Violation as violation:
+        return str(violation)
+    except Exception as error:
+        return f"{kind(error)}: {trace(error)}"
+    return None
+
+
 def _parsed(place: Place) -> dict[str, Row]:
     return {key: json.loads(text) for key, text in place.rows.items()}
 
 
-VERBS = ("put", "keep", "delete", "rename")
+def _is_as_far(stored: ViewCheckpoint | None, shown: ViewCheckpoint) -> bool:
+    return stored is not None and (stored.position, stored.floor) == (shown.position, shown.floor)
+
+
 KEPT_S = 3600.0
 NO_SPARK: Any = None
 

@@ -208,7 +208,8 @@ class Connector:
             pass
 
     def _poll(self) -> None:
-        taken = self.source.wal[self.stored : self.stored + 3]
+        # Rows that are sent again come before the changes that follow them.
+        taken = [] if self.snapshots else self.source.wal[self.stored : self.stored + 3]
         position = self.stored + len(taken)
         sent = [record for transaction in taken for c in transaction for record in records(c)]
         sent += self._snapshot(position)

@@ -178,8 +178,10 @@ class View:
 
     def _would_go_back(self, table: Table, generation: str) -> bool:
         shown = self.server.place(table).stored
-        stored = self.server.places[table.qualified, generation].stored
-        return shown is not None and (stored is None or would_go_back(stored, shown))
+        place = self.server.places.get((table.qualified, generation))
+        if place is None or shown is None:
+            return place is None
+        return place.stored is None or would_go_back(place.stored, shown)
 
     def generations(self, table: Table) -> list[str]:
         live = self.server.live.get(table.qualified, "")
