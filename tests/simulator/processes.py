@@ -52,7 +52,7 @@ class Processes(Clock):
     def sleep(self, seconds: float) -> None:
         process = self._running
         if process is None:
-            # The caller's own thread: what it does takes no time.
+            self.now += seconds
             return
         if process.is_killed:
             raise GreenletExit

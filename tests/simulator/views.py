@@ -173,7 +173,8 @@ class View:
         until = self.link.processes.now + SWITCH_S
         while any(self._would_go_back(table, names[table.qualified]) for table in tables):
             if self.link.processes.now > until:
-                raise _away()
+                behind = ", ".join(table.qualified for table in tables)
+                raise SinkUnavailable(f"The other generation of {behind} is behind.", hint="wait")
             self.link.processes.sleep(0.02)
 
     def _would_go_back(self, table: Table, generation: str) -> bool:
@@ -207,11 +208,23 @@ class View:
                     del self.server.places[table.qualified, generation]
         self.link.answer()
 
-    def scan(self, *_: Any) -> Any:
-        raise NotImplementedError
+    def scan(self, table: Table, spark: Any, ids: Sequence[str] | None = None) -> Any:
+        rows = self.place(table).rows
+        chosen = rows if ids is None else [key for key in ids if key in rows]
+        return Scanned([{"id": key, "document": rows[key]} for key in chosen])
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What is read of a view, where others give a frame of Spark."""
+
+    rows: list[dict[str, str]]
+
+    def collect(self) -> list[dict[str, str]]:
+        return self.rows
 
 
 @dataclass
@@ -342,9 +355,8 @@ class VersionedWriter(ModelWriter):
     ) -> Mapping[str, bytes | Superseded]:
         stored = super().read_stored(part, rows)
         versions = self.view.place(part.advance.table).versions
-        gone = {row.id for row in rows if row.id not in stored}
-        newer = {row.id for row in rows if versions.get(row.id, -1) > row.offset}
-        return {**stored, **dict.fromkeys(gone & newer, SUPERSEDED)}
+        newer = [row.id for row in rows if versions.get(row.id, -1) > row.offset]
+        return {**stored, **dict.fromkeys(newer, SUPERSEDED)}
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         return [self._write(part) for part in parts]
