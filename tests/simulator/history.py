@@ -24,6 +24,27 @@ class History(NamedTuple):
     is_exactly_once: bool
     steps: tuple[Step, ...]
 
+    def __str__(self) -> str:
+        """As `parsed` takes it."""
+        identity = "full" if self.is_identity_full else "default"
+        sending = "transactions" if self.is_exactly_once else "records"
+        steps = [
+            " ".join(map(str, (step.kind, *step.numbers, f"+{step.pause_ms}")))
+            for step in self.steps
+        ]
+        return f"{self.seed} {self.kind} {identity} {sending}: {', '.join(steps)}"
+
+
+def parsed(text: str) -> History:
+    """A history from its text."""
+    head, _, tail = text.partition(": ")
+    seed, kind, identity, sending = head.split()
+    steps = []
+    for part in filter(None, tail.split(", ")):
+        name, *numbers, pause = part.split()
+        steps.append(Step(name, tuple(map(int, numbers)), int(pause)))
+    return History(int(seed), kind, identity == "full", sending == "transactions", tuple(steps))
+
 
 def history(seed: int) -> History:
     """The history of a seed."""
@@ -43,7 +64,8 @@ def history(seed: int) -> History:
 def _step(rng: random.Random, kinds: Mapping[str, float]) -> Step:
     (kind,) = rng.choices(list(kinds), list(kinds.values()))
     pause_ms = rng.choice((0, 3, 10, 30, 100, 300, 1000))
-    return Step(kind, NUMBERS.get(kind, lambda _: ())(rng), pause_ms)
+    numbers = NUMBERS[kind](rng) if kind in NUMBERS else ()
+    return Step(kind, numbers, pause_ms)
 
 
 def _changes(rng: random.Random) -> tuple[int, ...]:
@@ -98,12 +120,12 @@ WEIGHTS = {
     "delete_beginning": 0.3,
     "recreate": 0.3,
     "kill_run": 3,
-    "freeze_run": 2,
-    "night": 0.5,
+    "freeze_run": 4,
+    "night": 1,
     "away": 2,
     "lose_answers": 3,
-    "save": 2,
-    "go_back": 2,
+    "save": 3,
+    "go_back": 3,
     "rebuild": 1.5,
     "rollback": 1,
     "kill_command": 1.5,

@@ -20,6 +20,7 @@ from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome
+from cdc.sink.fencing import must_apply
 from cdc.sink.lane import Lane, Part, Verdicts
 from cdc.sink.lane_task import LaneRun, Records
 from cdc.spark.lane_records import LoggedRecords
@@ -119,7 +120,7 @@ def behind_open_transactions(
 def position_first(index: Index, batch: Batch) -> Outcome:
     for step in batch.advances:
         place = index.place(step.table)
-        if views.must_apply(step, place.stored, batch.writer):
+        if must_apply(step, place.stored, batch.writer):
             index.store(step, Applied(), batch.writer)
             index.link.answer()
             place.stored = None if step.start is None else ViewCheckpoint(step.start)
@@ -193,10 +194,7 @@ def own_memory(advance: Advance, stored: ViewCheckpoint | None, writer: str) -> 
     """Trusts what it remembers of a server that has gone back."""
     if stored is None or stored.writer == writer:
         return not (stored and stored.position == advance.end)
-    return MUST_APPLY(advance, stored, writer)
-
-
-MUST_APPLY = views.must_apply
+    return must_apply(advance, stored, writer)
 
 
 def take_anything(cache: Cache, advance: Advance, writer: str) -> tuple[int, ...]:
