@@ -114,6 +114,9 @@ class StandbySink:
             if checkpoint is None and live is not None:
                 log.warning("standby_lost_rows", sink=self.name, table=name)
                 return
+            if checkpoint is None:
+                # Rows without a position are of a first batch that was cut: no record would remove them.
+                standby.clear(table)
             refuse(table, checkpoint)
             require_same_shape(table, self.name, checkpoint)
             standby.prepare(table)
