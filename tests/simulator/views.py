@@ -18,7 +18,7 @@ from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome, PositionLost
-from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
+from cdc.sink.fencing import checkpoint_after, mismatch, must_apply, require_floor
 from cdc.sink.lane import (
     SUPERSEDED,
     ChunkLimits,
@@ -413,7 +413,9 @@ class Cache(View):
         stored = place.stored
         start = advance.start_offsets
         key = advance.table.qualified, writer
-        if stored and place.owner == writer and distance(stored, advance.end).comparable:
+        is_ours = stored is not None and place.owner == writer
+        require_floor(advance, stored)
+        if stored and is_ours and distance(stored, advance.end).comparable:
             reached = stored.position.offsets
             if reached == advance.end.offsets and not advance.is_repair:
                 return None
