@@ -13,7 +13,6 @@ from cdc.codec.record import Change as Decoded
 from cdc.codec.record import Placeholder, RecordDecoder
 from cdc.control.control_topics import Truncations
 from cdc.errors import SinkError
-from cdc.generations.standby import StandbySink
 from cdc.kafka import log_continuity
 from cdc.kafka.log_reader import Block, OffsetRange, gone_error
 from cdc.model.outcome import Advance, Applied
@@ -145,10 +144,6 @@ def live_instead(view: View, _: Mapping[str, str]) -> View:
     return view
 
 
-def standby_forgotten(sink: StandbySink, batch: Batch) -> Outcome:
-    return sink._apply_live(batch)
-
-
 def position_kept(view: View, table: Table) -> None:
     """Empties the rows alone."""
     stored = view.place(table).stored
@@ -234,7 +229,6 @@ BUGS: dict[str, list[Place]] = {
     "cache's fence open": [(Cache, "_take", take_anything), (Cache, "require_taken", nothing)],
     "rollback of the server unnoticed": [(views, "must_apply", own_memory)],
     "wrong generation written": [(View, "for_generation", live_instead)],
-    "standby forgotten": [(StandbySink, "apply", standby_forgotten)],
     "change of a key leaves the old row": [(Source, "_change", key_stays)],
     "row lost by the connector": [(source, "records", row_lost)],
     "connector's offset before its records": [(Connector, "_poll", offset_first)],

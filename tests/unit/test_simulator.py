@@ -16,7 +16,7 @@ from tests.simulator.views import KINDS, Link, Server
 from tests.support.envelopes import table
 
 NO_SPARK: Any = None
-HISTORIES = 150
+HISTORIES = 100
 
 
 @pytest.fixture(autouse=True)
