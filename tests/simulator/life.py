@@ -178,7 +178,7 @@ class Life:
 
     def do_repeat(self, transactions: int) -> None:
         """The connector has lost its newest offsets: it sends transactions again."""
-        self.connector.stored = max(0, self.connector.stored - transactions)
+        self.connector.stored = max(self.connector.slot_start, self.connector.stored - transactions)
         self.restart_connector()
         self.goes_back = True
 
@@ -192,6 +192,7 @@ class Life:
         self.connector.stored = len(self.source.wal)
         self.source.lsn += 1
         self.connector.slot_lsn = self.source.lsn
+        self.connector.slot_start = self.connector.stored
         for table in TABLES:
             topic, partition, key, value = floor_record(table, self.source.lsn)
             self.log.append(topic, partition, key, value)

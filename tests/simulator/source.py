@@ -184,6 +184,8 @@ class Connector:
     """Tables whose rows are to be sent again, beside the log."""
     slot_lsn: int = 0
     """Where its slot begins."""
+    slot_start: int = 0
+    """The transactions before that: it has none of them any more."""
     open: str = ""
     """The transaction of Kafka that isn't ended yet."""
     is_committing: bool = False
