@@ -5,11 +5,9 @@ In:  the sink, the topics, the control topics, the tables as they are now.
 Out: `ResumePlan`; ConnectorError if the log can't continue a view; a `Decision` at each look.
 """
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from threading import Event
 from typing import Any
 
 import structlog
@@ -35,6 +33,7 @@ from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.topics import Topics
+from cdc.model.clock import Clock
 from cdc.model.column_names import refusal_error
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
@@ -63,21 +62,6 @@ SETTLING_S = 10.0
 log = structlog.get_logger()
 
 
-class Clock:
-    """The computer's clock."""
-
-    def time(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Seconds that never go back."""
-        return time.monotonic()
-
-    def wait(self, event: Event, seconds: float) -> bool:
-        """Wait for an event, so many seconds at most. Returns whether it is set."""
-        return event.wait(seconds)
-
-
 class SinkViews:
     """The views of one sink. `plan` is as of the last `load`; `sink` takes the batches. One thread
     uses it.
@@ -96,16 +80,16 @@ class SinkViews:
         """`names`: the generation of the views, by table, if they aren't the live ones."""
         self._clock = clock or Clock()
         self.now = self._clock.time
-        self.sink = StandbySink(sink)
+        self.sink = StandbySink(sink, self._clock)
         self.plan = ResumePlan(shadow=names is not None)
         self.kafka = kafka
         self.pipeline = pipeline
         self._names = names
         self._describe = describe
-        self.registry = Registry(pipeline, kafka, self.now)
+        self.registry = Registry(pipeline, kafka, self._clock)
         self.control = ControlState()
         self.reading = DecodeOptions(placeholder)
-        self._control = Control(pipeline, kafka, self.now)
+        self._control = Control(pipeline, kafka, self._clock)
         self._continuity = Continuity(pipeline, kafka, self.now)
         self._control_topics = [*self._control.topics, self.registry.topic]
         self._control_ends: Ends = {}

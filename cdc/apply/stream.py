@@ -43,13 +43,14 @@ from cdc.apply.machine import (
     decide,
 )
 from cdc.apply.progress import Progress, RunState
-from cdc.apply.resume import Clock, SinkViews
+from cdc.apply.resume import SinkViews
 from cdc.apply.schema_follower import DescribeTables
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, Fenced, HeldUp, KafkaForbidden, KafkaUnavailable
 from cdc.generations.pause import paused_error
 from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.topics import Topics
+from cdc.model.clock import Clock
 from cdc.model.outcome import Applied
 from cdc.model.position import Position
 from cdc.sink.contract import Applier

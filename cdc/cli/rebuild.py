@@ -4,6 +4,7 @@ one.
 
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,6 +81,7 @@ def build(
     """Build a new generation and promote it. Returns the generations retained for a rollback, by
     table.
     """
+    from cdc.apply.stream import Environment
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import settle_rollback
     from cdc.kafka.topic_setup import ensure_topics
@@ -116,7 +118,7 @@ def build(
             Registry(context.pipeline, kafka), sink, context.tables_in(sink.name), KEPT_S
         )
         retained = Rebuild(
-            spark,
+            partial(Environment.on_spark, spark, context.pipeline.kafka),
             context.pipeline,
             kafka,
             sink,

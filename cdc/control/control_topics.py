@@ -8,8 +8,7 @@ committed before a change in the batch. The connector writes both in commit orde
 for a transaction that the broker hasn't completed in every topic.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from cdc.config.settings import Pipeline
 from cdc.control import registrations
@@ -19,6 +18,7 @@ from cdc.errors import KafkaUnavailable
 from cdc.kafka.records import Record
 from cdc.kafka.tail import Tail
 from cdc.kafka.topics import Topics
+from cdc.model.clock import Clock
 from cdc.model.position import Position
 from cdc.postgres.table_definition import Definition, lsn_number, parse
 
@@ -29,10 +29,8 @@ POLL_S = 0.005
 class Truncations:
     """Floors alone, for readers that don't need the journal. One instance per thread."""
 
-    def __init__(
-        self, pipeline: Pipeline, kafka: Topics, now: Callable[[], float] = time.time
-    ) -> None:
-        """`now` returns Unix seconds."""
+    def __init__(self, pipeline: Pipeline, kafka: Topics, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
         self._kafka = kafka
         self._pipeline = pipeline
         self._truncation = pipeline.topic("cdc.truncation")
@@ -41,7 +39,11 @@ class Truncations:
         """By table: the offset and the LSN of its last TRUNCATE."""
         self._tails = {
             self._truncation: Tail(
-                kafka, self._truncation, begin=self._lsns.clear, take=self._take, now=now
+                kafka,
+                self._truncation,
+                begin=self._lsns.clear,
+                take=self._take,
+                now=self._clock.time,
             )
         }
         self.registration = Registration()
@@ -86,15 +88,15 @@ class Truncations:
         """The ends of the topics, once every record is committed or aborted. The broker writes a
         transaction's markers into one topic after another.
         """
-        deadline = time.monotonic() + WAIT_S
+        deadline = self._clock.monotonic() + WAIT_S
         log_ends = self._kafka.log_ends(self.topics)
         while (ends := self._kafka.ends(self.topics)) != log_ends:
-            if time.monotonic() > deadline:
+            if self._clock.monotonic() > deadline:
                 raise KafkaUnavailable(
                     f"A transaction in {' or '.join(self.topics)} has been open for {WAIT_S:.0f} s.",
                     hint="is the connector's worker alive? it is tried again",
                 )
-            time.sleep(POLL_S)
+            self._clock.sleep(POLL_S)
             log_ends = self._kafka.log_ends(self.topics)
         return ends
 
@@ -106,15 +108,16 @@ class Truncations:
 class Control(Truncations):
     """Floors, and the definitions in the order of the journal."""
 
-    def __init__(
-        self, pipeline: Pipeline, kafka: Topics, now: Callable[[], float] = time.time
-    ) -> None:
-        """`now` returns Unix seconds."""
-        super().__init__(pipeline, kafka, now)
+    def __init__(self, pipeline: Pipeline, kafka: Topics, clock: Clock | None = None) -> None:
+        super().__init__(pipeline, kafka, clock)
         self._ddl = pipeline.topic("cdc.ddl")
         self._definitions: list[tuple[int, Definition]] = []
         self._tails[self._ddl] = Tail(
-            kafka, self._ddl, begin=self._definitions.clear, take=self._journal, now=now
+            kafka,
+            self._ddl,
+            begin=self._definitions.clear,
+            take=self._journal,
+            now=self._clock.time,
         )
 
     @property

@@ -5,11 +5,10 @@ removes the claim of a dead command before it: one without ticks for STALE_S. A 
 only stopped finds its claim removed before its next step, and fails.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from threading import Event, Thread
+from threading import Event
 from uuid import uuid4
 
 import structlog
@@ -35,13 +34,12 @@ def claim(registry: Registry, sink: str) -> Iterator["Claim"]:
     own_claim = Claim(registry, sink, uuid4().hex)
     own_claim.acquire()
     stopped = Event()
-    thread = Thread(target=own_claim.run_ticks, args=[stopped], daemon=True)
-    thread.start()
+    join_ticks = registry.clock.start(lambda: own_claim.run_ticks(stopped))
     try:
         yield own_claim
     finally:
         stopped.set()
-        thread.join()
+        join_ticks()
         own_claim.release()
 
 
@@ -55,7 +53,8 @@ class Claim:
         self._registry = registry
         self._sink = sink
         self._command = command
-        self.progress: Callable[[], Progress] = lambda: Progress(time.time())
+        self.clock = registry.clock
+        self.progress: Callable[[], Progress] = lambda: Progress(self.clock.time())
 
     @property
     def generations(self) -> Generations:
@@ -67,7 +66,7 @@ class Claim:
 
         Raises SettingsError.
         """
-        self._registry.write((("claim", self._sink, self._command), {"at": time.time()}))
+        self._registry.write((("claim", self._sink, self._command), {"at": self.clock.time()}))
         try:
             while ahead := self._command_ahead():
                 self._outwait(ahead)
@@ -110,7 +109,7 @@ class Claim:
 
     def run_ticks(self, stopped: Event) -> None:
         """Write a tick every second until `stopped`: the command is alive, and its progress."""
-        while not stopped.wait(TICK_S):
+        while not self.clock.wait(stopped, TICK_S):
             try:
                 self._write_tick()
             except CdcError as error:
@@ -148,11 +147,11 @@ class Claim:
         """
         first_tick = self.generations.alive_at[command]
         last_tick = 0.0
-        while time.time() - first_tick < STALE_S:
-            if time.time() - last_tick > TICK_S:
+        while self.clock.time() - first_tick < STALE_S:
+            if self.clock.time() - last_tick > TICK_S:
                 self._write_tick()
-                last_tick = time.time()
-            time.sleep(POLL_S)
+                last_tick = self.clock.time()
+            self.clock.sleep(POLL_S)
             self._registry.read()
             if command not in self.generations.claims:
                 return

@@ -26,6 +26,7 @@ from cdc.config.settings import Pipeline
 from cdc.kafka.records import Record
 from cdc.kafka.tail import Tail
 from cdc.kafka.topics import Topics
+from cdc.model.clock import Clock
 from cdc.model.generation import FIRST
 from cdc.model.position import Position, ViewCheckpoint, distance
 
@@ -231,15 +232,13 @@ class Registry:
     An instance belongs to one thread.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, kafka: Topics, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, kafka: Topics, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
         self.topic = pipeline.generations_topic
         self._kafka = kafka
-        self._now = now
         self._sinks: dict[str, Generations] = {}
         self._tail = Tail(
-            kafka, self.topic, begin=self._sinks.clear, take=self._apply_record, now=now
+            kafka, self.topic, begin=self._sinks.clear, take=self._apply_record, now=self.clock.time
         )
 
     def read(self) -> "Registry":
@@ -257,7 +256,7 @@ class Registry:
 
     def for_sink(self, sink: str) -> Generations:
         """Return the entries of a sink as of the last `read`."""
-        return self._sinks.get(sink) or Generations(now=self._now)
+        return self._sinks.get(sink) or Generations(now=self.clock.time)
 
     def write(self, *records: tuple[Sequence[str], Any]) -> None:
         """Write (key, value) pairs, in this order, durable on return.
@@ -276,7 +275,7 @@ class Registry:
     def _apply_record(self, record: Record) -> None:
         kind, sink, *fields = json.loads(record.key or b"")
         value = json.loads(record.value) if record.value else None
-        generations = self._sinks.setdefault(sink, Generations(now=self._now))
+        generations = self._sinks.setdefault(sink, Generations(now=self.clock.time))
         match kind:
             case "work":
                 generations.changed_at = record.offset

@@ -1,6 +1,5 @@
 """Rollback: show readers the previous generation again, and retain the one that they saw."""
 
-import time
 from collections.abc import Mapping, Sequence
 
 import structlog
@@ -75,7 +74,7 @@ def retain(
     retention_s: float,
 ) -> dict[str, RetainedView]:
     """Record the generations of these tables to retain, and remove all others but the live ones."""
-    now = time.time()
+    now = own_claim.clock.time()
     retained = {
         table: RetainedView(name, now + retention_s, now)
         for table, name in names.items()

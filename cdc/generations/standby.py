@@ -6,7 +6,6 @@ So it is never behind, and `cdc rollback` never waits. A standby that fails is d
 failure is logged: nothing that readers see depends on it.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ import structlog
 
 from cdc.errors import CdcError, DecodeError, Fenced, HeldUp, SinkRejected, ValueNotRepresentable
 from cdc.kafka.log_refusals import Discontinued
+from cdc.model.clock import Clock
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
@@ -46,7 +46,8 @@ class StandbySink:
     `live_at` and `standby_at` are the positions of the views of each, by topic. One thread uses it.
     """
 
-    def __init__(self, live: Applier) -> None:
+    def __init__(self, live: Applier, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
         self.live = live
         self.name = live.name
         self.live_at: dict[str, Position | None] = {}
@@ -113,6 +114,9 @@ class StandbySink:
             if checkpoint is None and live is not None:
                 log.warning("standby_lost_rows", sink=self.name, table=name)
                 return
+            if checkpoint is None:
+                # Rows without a position are of a first batch that was cut: no record would remove them.
+                standby.clear(table)
             refuse(table, checkpoint)
             require_same_shape(table, self.name, checkpoint)
             standby.prepare(table)
@@ -126,7 +130,7 @@ class StandbySink:
     @property
     def may_retry(self) -> bool:
         """Whether a standby that was dropped because its destination was away may be resumed."""
-        return time.monotonic() > self._retry_at
+        return self._clock.monotonic() > self._retry_at
 
     @property
     def is_caught_up(self) -> bool:
@@ -235,7 +239,7 @@ class StandbySink:
         if not isinstance(error, Fenced | PositionLost):
             log.warning("standby_dropped", sink=self.name, error=error.message)
         if remedy(error) in (Remedy.RETRY, Remedy.RESTART):
-            self._retry_at = time.monotonic() + RETRY_S
+            self._retry_at = self._clock.monotonic() + RETRY_S
         self._standby = None
         self.standby_at = {}
 

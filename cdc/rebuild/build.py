@@ -10,14 +10,12 @@ see the previous generation.
 """
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
-from pyspark.sql import SparkSession
 
 from cdc.apply.progress import Progress as StreamProgress
 from cdc.apply.progress import RunState
@@ -34,6 +32,7 @@ from cdc.generations.rollback import promote, retain
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued, refuse_foreign
 from cdc.kafka.topics import Topics
+from cdc.model.clock import Clock
 from cdc.model.generation import new_generation
 from cdc.model.position import distance
 from cdc.model.table import Table
@@ -60,6 +59,7 @@ log = structlog.get_logger()
 class Rebuild:
     """Rebuilds a sink's views as a new generation. Runs in one thread, but for `show`.
 
+    environment             opens what the new generation's stream depends on
     describe, placeholder   as a stream has them
     retention_s             seconds that the previous generation is retained, and kept current
     verify                  called once, before the promotion, in the thread of `run`. Raises
@@ -69,7 +69,7 @@ class Rebuild:
                             claim's thread
     """
 
-    spark: SparkSession
+    environment: Callable[[], Environment]
     pipeline: Pipeline
     kafka: Topics
     sink: Sink
@@ -79,6 +79,7 @@ class Rebuild:
     retention_s: float
     verify: Callable[[Sink, Sequence[Table]], None]
     show: Callable[[GenerationBuild], object]
+    clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
         self._describe = only_tables(self.describe, {table.qualified for table in self.tables})
@@ -98,7 +99,7 @@ class Rebuild:
             CdcError: what the sink or the broker raises; the same command continues.
         """
         self._refuse_foreign()
-        with claim(Registry(self.pipeline, self.kafka), self.sink.name) as self._claim:
+        with claim(Registry(self.pipeline, self.kafka, self.clock), self.sink.name) as self._claim:
             refuse_paused(self._claim.generations, self.sink.name)
             self._build = self._resume_or_start()
             if self._build.phase == "promote" and (previous := self._replaced_by_emptied()):
@@ -131,7 +132,7 @@ class Rebuild:
         if isinstance(work, GenerationBuild) and work.names.keys() == names.keys():
             return work
         self.sink.check_capacity(self.tables)
-        return GenerationBuild(self.sink.name, "replay", names, time.time())
+        return GenerationBuild(self.sink.name, "replay", names, self.clock.time())
 
     def _resume_error(self, candidate: Sink) -> CdcError | None:
         """Find out why an interrupted build can't continue.
@@ -140,7 +141,7 @@ class Rebuild:
         their place: views without a record may have changed places unnoticed. None: it can
         continue.
         """
-        continuity = Continuity(self.pipeline, self.kafka).read(
+        continuity = Continuity(self.pipeline, self.kafka, self.clock.time).read(
             [table.topic for table in self.tables]
         )
         try:
@@ -166,7 +167,7 @@ class Rebuild:
                 self._publish(phase="replay", done=0)
         self._refuse_incomplete(candidate)
         with keep_current(
-            self.spark,
+            self.environment(),
             candidate,
             self._build.names,
             self.pipeline,
@@ -175,9 +176,9 @@ class Rebuild:
         ) as stream:
             self._stream = stream
             if self._build.phase == "replay":
-                apply_all(self.kafka, candidate, self.tables, lambda: stream.progress)
+                apply_all(self.kafka, candidate, self.tables, lambda: stream.progress, self.clock)
                 self._publish(phase="catch up", done=self._build.total)
-            catch_up(self.kafka, candidate, self.tables, lambda: stream.progress)
+            catch_up(self.kafka, candidate, self.tables, lambda: stream.progress, self.clock)
             self._publish(phase="verify")
             try:
                 self.verify(candidate, self.tables)
@@ -185,6 +186,7 @@ class Rebuild:
                 self._finish({})
                 raise
             self._publish(phase="promote")
+            self._empty_views_of_empty_topics(candidate)
             return self.sink.promote(self.tables, self._build.names)
 
     def _refuse_incomplete(self, candidate: Sink) -> None:
@@ -193,13 +195,32 @@ class Rebuild:
         """
         names = self._build.names
         plan = SinkViews(
-            candidate, self.pipeline, self.kafka, self._describe, self.placeholder, names
+            candidate,
+            self.pipeline,
+            self.kafka,
+            self._describe,
+            self.placeholder,
+            names,
+            self.clock,
         ).load()
         if plan.refused:
             raise plan.refused[0]
         total = sum(sum(shape.offsets) for shape in plan.shapes.values())
         with self._lock:
             self._build = replace(self._build, total=total)
+
+    def _empty_views_of_empty_topics(self, candidate: Sink) -> None:
+        """Empty the live views that were made from another topic, where the topic of now has no record. The
+        new generation has no position then, and without one it would count as behind for ever.
+        """
+        ends = self.kafka.ends([table.topic for table in self.tables])
+        live = positions(self.sink, self.tables)
+        new = positions(candidate, self.tables)
+        for table in self.tables:
+            stored = live[table.qualified]
+            is_of_other = stored is not None and not distance(stored, ends[table.topic]).comparable
+            if is_of_other and new[table.qualified] is None:
+                self.sink.clear(table)
 
     def _is_promoted(self) -> bool:
         """Whether the new generation is live already, since an earlier run was killed then."""
@@ -249,7 +270,7 @@ class Rebuild:
                 self._build = replace(self._build, done=done, rows_per_s=progress.rows_per_s)
             build = self._build
         self.show(build)
-        return Progress(time.time(), build.done, build.total, build.rows_per_s)
+        return Progress(self.clock.time(), build.done, build.total, build.rows_per_s)
 
 
 def only_tables(describe: DescribeTables, names: Collection[str]) -> DescribeTables:
@@ -264,7 +285,7 @@ def only_tables(describe: DescribeTables, names: Collection[str]) -> DescribeTab
 
 @contextmanager
 def keep_current(
-    spark: SparkSession,
+    environment: Environment,
     sink: Sink,
     names: Mapping[str, str],
     pipeline: Pipeline,
@@ -273,11 +294,13 @@ def keep_current(
 ) -> Iterator[Stream]:
     """Apply changes to a generation that isn't live, in a thread, until the context ends.
 
+    The stream closes `environment.kafka`.
+
     A failure ends the stream and is logged: its `progress.state` is "failed", and positions stand
     still.
     """
     stream = Stream(
-        Environment.on_spark(spark, pipeline.kafka),
+        environment,
         sink,
         pipeline,
         describe,
@@ -297,17 +320,20 @@ def keep_current(
         finally:
             stream.close()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    join = environment.clock.start(run)
     try:
         yield stream
     finally:
         stream.stop()
-        thread.join()
+        join()
 
 
 def apply_all(
-    kafka: Topics, sink: Sink, tables: Sequence[Table], progress: Callable[[], StreamProgress]
+    kafka: Topics,
+    sink: Sink,
+    tables: Sequence[Table],
+    progress: Callable[[], StreamProgress],
+    clock: Clock,
 ) -> None:
     """Wait until a stream has applied to the sink what is in the topics now.
 
@@ -316,20 +342,24 @@ def apply_all(
             sink for `RETRY_LIMIT_S`.
     """
     ends = kafka.ends([table.topic for table in tables])
-    worked_at = time.monotonic()
+    worked_at = clock.monotonic()
     while True:
         checkpoints = positions(sink, tables)
         if all(distance(checkpoints[t.qualified], ends[t.topic]).reached for t in tables):
             return
         now = progress()
         if now.state is not RunState.RETRYING:
-            worked_at = time.monotonic()
-        _refuse_stopped(now, time.monotonic() - worked_at)
-        time.sleep(POLL_S)
+            worked_at = clock.monotonic()
+        _refuse_stopped(now, clock.monotonic() - worked_at)
+        clock.sleep(POLL_S)
 
 
 def catch_up(
-    kafka: Topics, sink: Sink, tables: Sequence[Table], progress: Callable[[], StreamProgress]
+    kafka: Topics,
+    sink: Sink,
+    tables: Sequence[Table],
+    progress: Callable[[], StreamProgress],
+    clock: Clock,
 ) -> None:
     """Wait until a stream takes less than a second to apply to the sink what is in the topics.
 
@@ -342,9 +372,9 @@ def catch_up(
     duration_s = float("inf")
     while True:
         previous_s = duration_s
-        start = time.monotonic()
-        apply_all(kafka, sink, tables, progress)
-        duration_s = time.monotonic() - start
+        start = clock.monotonic()
+        apply_all(kafka, sink, tables, progress, clock)
+        duration_s = clock.monotonic() - start
         if duration_s < CAUGHT_UP_S or duration_s > previous_s / 2:
             return
 

@@ -24,6 +24,7 @@ def must_apply(advance: Advance, stored: ViewCheckpoint | None, writer: str) -> 
     Raises:
         Fenced, PositionLost: see `Sink.apply`.
     """
+    require_floor(advance, stored)
     position = stored.position if stored else None
     if position == advance.start:
         return True
@@ -32,6 +33,14 @@ def must_apply(advance: Advance, stored: ViewCheckpoint | None, writer: str) -> 
     raise mismatch(
         advance.table, advance.start, position, ours=stored is None or stored.writer == writer
     )
+
+
+def require_floor(advance: Advance, stored: ViewCheckpoint | None) -> None:
+    """Raise PositionLost for a view from before the floor that a batch is made for. It was cleared then, so its
+    server has gone back, and has the dead rows again. The offsets may be the same.
+    """
+    if stored and stored.floor < advance.floor:
+        raise mismatch(advance.table, advance.start, None, ours=True)
 
 
 def mismatch(

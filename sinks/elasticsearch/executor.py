@@ -106,19 +106,20 @@ class ElasticsearchWriter(Writer):
     def read_stored(
         self, part: Part, rows: Sequence[FoldedRow]
     ) -> Mapping[str, bytes | Superseded]:
-        """Read documents by `_mget`; of absent ones a delete asks for a newer delete."""
+        """Read documents by `_mget`; of absent ones a delete asks for a newer delete. A batch that ended early may
+        have left either.
+        """
         alias = self.aliases[part.topic]
         with _reporting_failures():
             body = {"docs": [{"_index": alias, "_id": document_id(row.id)} for row in rows]}
             found = documents(self.url, "/_mget", body, len(rows))
             stored_rows: dict[str, bytes | Superseded] = {
-                row.id: bytes(document.source)
+                row.id: SUPERSEDED if document.version > row.offset else bytes(document.source)
                 for row, document in zip(rows, found, strict=True)
                 if document is not None
             }
             absent = [row for row in rows if row.id not in stored_rows]
-            # A batch that ended early may have left a newer delete. There is nothing here that this
-            # one could delete.
+            # There is nothing here that this one could delete.
             items = [BulkItem(row, 0, alias, _head(b"delete", alias, row)) for row in absent]
             for item, answer in self._refusals(items):
                 if answer["status"] == STALE:

@@ -63,6 +63,7 @@ class Document(msgspec.Struct):
 
     id: str = msgspec.field(name="_id", default="")
     found: bool | None = None
+    version: int = msgspec.field(name="_version", default=-1)
     error: _Error | None = None
     # Within a union Raw would be decoded.
     source: msgspec.Raw = msgspec.field(name="_source", default=msgspec.Raw(b""))

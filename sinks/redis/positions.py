@@ -12,7 +12,7 @@ from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.redis.checkpoint import checkpoint_of, extra_fields
 from cdc.sink.contract import Batch, Outcome, PositionLost
-from cdc.sink.fencing import checkpoint_after, mismatch
+from cdc.sink.fencing import checkpoint_after, mismatch, require_floor
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import GenerationReplaced
 from cdc.sinks.redis.database import Database
@@ -107,6 +107,7 @@ class Positions:
         end = advance.end
         stored = checkpoint_of(fields)
         is_ours = stored is not None and stored.writer == writer
+        require_floor(advance, stored)
         if stored and is_ours and not advance.is_repair and distance(stored, end).comparable:
             offsets = stored.position.offsets
             if offsets == end.offsets:

@@ -641,6 +641,25 @@ def test_a_restored_dump_goes_on_from_its_own_position(harness: Harness, own_ser
     assert_goes_on(harness, "two")
 
 
+def test_a_server_that_has_lost_a_truncate_is_not_gone_on_with(
+    harness: Harness, own_server: str
+) -> None:
+    """It has the rows from before again, with a position of the same run, which looks like a part of the batch."""
+    fill(harness)
+    harness.apply((3, 0))
+    with redis.Redis.from_url(own_server) as server:
+        dumps = {key: server.dump(key) for key in server.scan_iter()}
+        harness.floors = Floors(0, {harness.name: 2})
+        harness.sink.clear(harness.table)
+        harness.sink.prepare(harness.table)
+        batch = harness.batch(None, harness.topic.ends, "one")
+        server.flushdb()
+        for key, value in dumps.items():
+            server.restore(key, 0, value)
+    with pytest.raises(PositionLost):
+        harness.send(batch)
+
+
 def test_a_view_that_another_has_recreated_is_not_emptied(harness: Harness) -> None:
     """Of one that was stopped between its look at a position and what that led to."""
     fill_view(harness)

@@ -15,12 +15,12 @@ import redis
 
 from cdc.apply.machine import Reason
 from cdc.apply.progress import RunState
-from cdc.apply.resume import Clock
 from cdc.apply.stream import Environment, Stream
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import KEY, Captured, Registration
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 from cdc.kafka.log_reader import Block, OffsetRange
+from cdc.model.clock import Clock
 from cdc.redis.server import COMMANDS, shell_command
 from cdc.sink.contract import Sink
 from cdc.sinks.redis.database import Database

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cdc.apply.stream import Environment
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, SettingsError, SinkUnavailable
 from cdc.generations.claim import Claim, claim
@@ -309,7 +311,7 @@ def test_a_rebuild_that_was_killed_after_its_switches_retains_what_it_replaced(
         lease.announce(replace(building(phase="promote"), names=warehouse.names))
     with Topics(shop.kafka) as servers:
         retained_views = Rebuild(
-            spark,
+            partial(Environment.on_spark, spark, shop.kafka),
             shop,
             servers,
             sink,
@@ -387,10 +389,10 @@ class Command:
         def fail(*_: object) -> None:
             pytest.fail("It verifies.")
 
-        spark: Any = None
+        no_environment: Any = None
         with Topics(self._shop.kafka) as topics:
             return Rebuild(
-                spark,
+                no_environment,
                 self._shop,
                 topics,
                 self._sink,

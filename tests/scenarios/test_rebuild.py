@@ -16,6 +16,7 @@ from unittest import mock
 import psutil
 import pytest
 
+from cdc.apply.stream import Environment
 from cdc.errors import SparkError
 from cdc.generations.registry import GenerationBuild, Registry
 from cdc.kafka.topics import Topics
@@ -226,7 +227,7 @@ def test_what_differs_is_never_shown(world: "World") -> None:
     (search,) = context.sinks(["search"])
     describe = only_tables(Streams(context).follower, names)
     with keep_current(
-        world.spark,
+        Environment.on_spark(world.spark, world.pipeline.kafka),
         search.for_generation(names),
         names,
         world.pipeline,

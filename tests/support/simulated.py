@@ -1,12 +1,12 @@
 """A clock, a log and executors in memory, for streams without servers and without Spark."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 from uuid import uuid4
 
-from cdc.apply.resume import Clock
 from cdc.errors import KafkaUnavailable
 from cdc.kafka.log_continuity import RETENTION
 from cdc.kafka.log_ends import LogEnds
@@ -15,6 +15,7 @@ from cdc.kafka.log_refusals import forbidden, missing_topic
 from cdc.kafka.records import Record, RecordAddress
 from cdc.kafka.topic_specs import COMPACTION_LAG
 from cdc.kafka.topics import Topics
+from cdc.model.clock import Clock
 from cdc.model.position import Position
 from cdc.sink.lane import Lane
 from cdc.spark.lane_records import LoggedRecords, Reports
@@ -47,13 +48,75 @@ class SimulatedClock(Clock):
 
 
 @dataclass
+class MemoryPartition:
+    """A partition of a topic. `open` are the first offsets of transactions that nobody has ended yet."""
+
+    records: list[Record] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+    open: dict[str, int] = field(default_factory=dict)
+    removable_at: dict[int, float] = field(default_factory=dict)
+    """When compaction may remove a tombstone, by its offset: it has left it out once."""
+
+    @property
+    def stable_end(self) -> int:
+        """The last stable offset."""
+        return min(self.open.values(), default=self.end)
+
+    def between(self, start: int, end: int) -> list[Record]:
+        first = bisect_left(self.records, start, key=_offset)
+        return self.records[first : bisect_left(self.records, end, first, key=_offset)]
+
+    def append(self, timestamp_ms: int, key: bytes | None, value: bytes | None) -> None:
+        self.records.append(Record(self.end, timestamp_ms, key, value))
+        self.end += 1
+
+    def mark(self, transaction: str, *, is_committed: bool) -> None:
+        """Write the marker that ends a transaction: an offset without a record. Readers don't get the
+        records of one that is aborted.
+        """
+        first = self.open.pop(transaction)
+        if not is_committed:
+            # There is one transactional writer: all from its first record on is its own.
+            self.records = self.between(0, first)
+        self.end += 1
+
+    def compact(self, now: float, retention_s: float) -> None:
+        """Remove what Kafka's cleaner may: all but the newest record of each key, and tombstones that it has
+        left for as long as the topic's setting says. The last stable record stays: its segment is open.
+        """
+        last = self.stable_end - 1
+        newest = {record.key: record.offset for record in self.between(0, last)}
+        kept = []
+        for record in self.records:
+            if record.offset >= last:
+                kept.append(record)
+            elif newest[record.key] == record.offset:
+                if record.value is None:
+                    due = self.removable_at.setdefault(record.offset, now + retention_s)
+                    if now >= due:
+                        continue
+                kept.append(record)
+        self.records = kept
+
+    def delete_before(self, offset: int) -> None:
+        """Remove the beginning, as `kafka-delete-records.sh` does."""
+        self.start = max(self.start, min(offset, self.stable_end))
+        self.records = self.between(self.start, self.end)
+
+
+def _offset(record: Record) -> int:
+    return record.offset
+
+
+@dataclass
 class MemoryTopic:
-    partitions: list[list[Record]]
+    partitions: list[MemoryPartition]
     id: str = field(default_factory=lambda: uuid4().hex)
 
 
 class MemoryLog(Topics):
-    """Topics in memory. All records are committed, and none is removed."""
+    """Topics in memory. What is written without a transaction is committed at once."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -61,12 +124,34 @@ class MemoryLog(Topics):
 
     def create(self, topic: str, partitions: int = 1) -> None:
         """Create a topic, or create it again, empty."""
-        self.topics[topic] = MemoryTopic([[] for _ in range(partitions)])
+        self.topics[topic] = MemoryTopic([MemoryPartition() for _ in range(partitions)])
 
-    def append(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> None:
-        """Append a record."""
-        records = self.topics[topic].partitions[partition]
-        records.append(Record(len(records), int(self._clock.time() * 1000), key, value))
+    def append(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        transaction: str = "",
+    ) -> None:
+        """Append a record, of a transaction if it has a name. `end_transaction` ends it."""
+        there = self.topics[topic].partitions[partition]
+        if transaction:
+            there.open.setdefault(transaction, there.end)
+        there.append(int(self._clock.time() * 1000), key, value)
+
+    def end_transaction(self, transaction: str, *, is_committed: bool) -> Iterator[None]:
+        """End a transaction in one partition after another, as brokers do; yields after each."""
+        for topic in list(self.topics.values()):
+            for partition in topic.partitions:
+                if transaction in partition.open:
+                    partition.mark(transaction, is_committed=is_committed)
+                    yield
+
+    def compact(self, topic: str) -> None:
+        """Run the cleaner once."""
+        for partition in self.topics[topic].partitions:
+            partition.compact(self._clock.time(), DAY_MS / 1000)
 
     def close(self) -> None:
         pass
@@ -77,16 +162,19 @@ class MemoryLog(Topics):
     def existing(self, topics: Iterable[str]) -> set[str]:
         return {topic for topic in topics if topic in self.topics}
 
+    def topic_name(self, topic_id: str) -> str | None:
+        return next((name for name, topic in self.topics.items() if topic.id == topic_id), None)
+
     def ends(self, topics: Sequence[str]) -> dict[str, Position]:
-        return {topic: self._position(topic, len) for topic in topics}
+        return {topic: self._position(topic, lambda there: there.stable_end) for topic in topics}
 
     def log_ends(self, topics: Sequence[str]) -> dict[str, Position]:
-        return self.ends(topics)
+        return {topic: self._position(topic, lambda there: there.end) for topic in topics}
 
     def starts(self, topics: Sequence[str]) -> dict[str, Position]:
-        return {topic: self._position(topic, lambda _: 0) for topic in topics}
+        return {topic: self._position(topic, lambda there: there.start) for topic in topics}
 
-    def _position(self, topic: str, offset: Callable[[list[Record]], int]) -> Position:
+    def _position(self, topic: str, offset: Callable[[MemoryPartition], int]) -> Position:
         if topic not in self.topics:
             raise missing_topic(topic)
         partitions = self.topics[topic].partitions
@@ -95,14 +183,19 @@ class MemoryLog(Topics):
     def offsets_since(
         self, times: Mapping[str, float], ends: Mapping[str, Position]
     ) -> dict[str, Position]:
-        def first_since(records: list[Record], moment: float) -> int:
-            earlier = (record for record in records if record.timestamp_ms < moment * 1000)
-            return sum(1 for _ in earlier)
+        def first_since(there: MemoryPartition, moment: float, end: int) -> int:
+            written = (r.offset for r in there.records if r.timestamp_ms >= moment * 1000)
+            return next(written, end)
 
         return {
             topic: Position(
                 ends[topic].topic_id,
-                tuple(first_since(records, moment) for records in self.topics[topic].partitions),
+                tuple(
+                    first_since(there, moment, end)
+                    for there, end in zip(
+                        self.topics[topic].partitions, ends[topic].offsets, strict=True
+                    )
+                ),
             )
             for topic, moment in times.items()
         }
@@ -111,8 +204,8 @@ class MemoryLog(Topics):
         return sum(
             len(record.value or b"")
             for topic in topics
-            for records in self.topics[topic].partitions
-            for record in records
+            for there in self.topics[topic].partitions
+            for record in there.records
         )
 
     def settings(
@@ -121,10 +214,11 @@ class MemoryLog(Topics):
         return {topic: {RETENTION: str(DAY_MS), COMPACTION_LAG: "0"} for topic in topics}
 
     def read_all(self, topic: str) -> list[Record]:
-        return list(self.topics[topic].partitions[0])
+        there = self.topics[topic].partitions[0]
+        return there.between(there.start, there.stable_end)
 
     def iterate_range(self, topic: str, start: int, end: int) -> Iterator[Record]:
-        return iter(self.topics[topic].partitions[0][start:end])
+        return iter(self.topics[topic].partitions[0].between(start, end))
 
     def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         for key, value in records:
@@ -133,28 +227,33 @@ class MemoryLog(Topics):
     def last_record(
         self, topic: str, accept: Callable[[Record], bool] = lambda _: True
     ) -> Record | None:
-        newest_first = reversed(self.topics[topic].partitions[0])
+        newest_first = reversed(self.read_all(topic))
         return next((record for record in newest_first if accept(record)), None)
 
     def next_records(
         self, places: Collection[RecordAddress]
     ) -> dict[RecordAddress, tuple[int, int] | None]:
         def next_at(topic: str, partition: int, offset: int) -> tuple[int, int] | None:
-            records = self.topics[topic].partitions[partition][offset:]
-            return (records[0].offset, records[0].timestamp_ms) if records else None
+            there = self.topics[topic].partitions[partition]
+            following = there.between(offset, there.end)[:1]
+            return next(((r.offset, r.timestamp_ms) for r in following), None)
 
         return {place: next_at(*place) for place in places}
 
     def read(self, _: str, ranges: Sequence[OffsetRange]) -> Generator[Block]:
         """Read ranges as `read_records` does."""
         for topic, partition, start, end, topic_id in ranges:
-            if self.topics[topic].id != topic_id:
+            if topic not in self.topics or topic_id not in ("", self.topics[topic].id):
                 raise gone_error(topic, f"{topic} was created again")
-            records = self.topics[topic].partitions[partition][start:end]
+            there = self.topics[topic].partitions[partition]
+            if start < there.start:
+                raise gone_error(topic, f"{topic} doesn't hold the record that comes next")
+            if there.stable_end < end:
+                raise gone_error(topic, f"{topic} ends at {there.stable_end}, before {end}")
             yield (
                 topic,
                 partition,
-                [(record.key, record.value, record.offset) for record in records],
+                [(record.key, record.value, record.offset) for record in there.between(start, end)],
             )
 
 
@@ -177,7 +276,7 @@ class MemoryEnds(LogEnds):
             raise KafkaUnavailable("Kafka doesn't answer.", hint="wait", server="kafka")
         for topic in self.forbidden.intersection(partitions):
             raise forbidden("127.0.0.1:1", "Describe", topic)
-        ends = self._log.ends(list(partitions))
+        ends = (self._log.ends if is_committed else self._log.log_ends)(list(partitions))
         return {topic: end.offsets for topic, end in ends.items()}
 
 

@@ -13,8 +13,8 @@ from cdc.errors import SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
-from cdc.sink.lane import Failure, FoldedRow, Part, PartitionOutcome, Verdicts
-from cdc.sinks.elasticsearch import executor
+from cdc.sink.lane import SUPERSEDED, Failure, FoldedRow, Part, PartitionOutcome, Verdicts
+from cdc.sinks.elasticsearch import executor, scan
 from cdc.sinks.elasticsearch.client import Server, join_names
 from cdc.sinks.elasticsearch.connection import Answer
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter, describe, repair
@@ -102,6 +102,23 @@ def test_an_answer_that_names_fewer_rows_is_none(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Failure, match="answered for 1 of 2 rows") as caught:
         ElasticsearchWriter(NOBODY, {"t": "i"}).write([part_of("1", "2")])
     assert caught.value.kind == "unavailable"
+
+
+def test_a_document_that_is_newer_than_a_change_does_not_complete_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch that ended early has left it. A null in it says nothing about the change before: that would
+    go into quarantine.
+    """
+    docs = [
+        {"_id": row_id, "_version": version, "found": True, "_source": {"id": row_id, "v": None}}
+        for row_id, version in (("1", 6), ("2", 7), ("3", 8))
+    ]
+    monkeypatch.setattr(scan, "send_request", lambda *_: answer({"docs": docs}))
+    rows = [FoldedRow(row_id, 7, b"{}", ("v",), []) for row_id in "123"]
+    stored = ElasticsearchWriter(NOBODY, {"t": "i"}).read_stored(part_of("1"), rows)
+    older = {"1": b'{"id": "1", "v": null}', "2": b'{"id": "2", "v": null}'}
+    assert stored == {**older, "3": SUPERSEDED}
 
 
 def answer(body: object) -> Answer:

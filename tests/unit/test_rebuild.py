@@ -7,6 +7,7 @@ import pytest
 
 from cdc.apply.progress import Progress, RunState
 from cdc.errors import SinkError
+from cdc.model.clock import Clock
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.rebuild.build import catch_up
 from cdc.sinks.memory import Memory
@@ -55,7 +56,7 @@ def test_a_stream_that_leaves_a_table_behind_is_not_waited_for(
 ) -> None:
     """A position that nobody moves is never reached: without the reason a person would wait too."""
     with pytest.raises(SinkError, match=f"can't go on: It {reason}") as caught:
-        catch_up(KAFKA, sink, [ITEMS, ORDERS], lambda: progress)
+        catch_up(KAFKA, sink, [ITEMS, ORDERS], lambda: progress, Clock())
     assert caught.value.hint == hint
 
 
@@ -64,4 +65,4 @@ def test_a_stream_at_work_is_waited_for(sink: Memory) -> None:
         sink.stored[ORDERS.qualified] = ViewCheckpoint(END)
         return Progress("search", RunState.APPLYING)
 
-    catch_up(KAFKA, sink, [ITEMS, ORDERS], progress)
+    catch_up(KAFKA, sink, [ITEMS, ORDERS], progress, Clock())

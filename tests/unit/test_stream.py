@@ -288,7 +288,7 @@ def test_a_retained_generation_expires_by_the_clock() -> None:
     clock = SimulatedClock()
     log = MemoryLog(clock)
     log.create(SHOP.generations_topic)
-    registry = Registry(SHOP, log, clock.time)
+    registry = Registry(SHOP, log, clock)
     retained = RetainedView("20260101t000000000000", clock.now + 60, clock.now)
     registry.write((("kept", "cache", ITEMS.qualified), asdict(retained)))
     generations = registry.read().for_sink("cache")
@@ -380,7 +380,7 @@ def test_what_was_kept_for_a_rollback_goes_also_where_its_table_is_taken_out(lis
     run.sink.drop_unreferenced = lambda tables, keep: dropped.append(  # type: ignore[method-assign]
         ([table.qualified for table in tables], dict(keep))
     )
-    registry = Registry(SHOP, run.log, run.clock.time)
+    registry = Registry(SHOP, run.log, run.clock)
     for name, of_table, until_s in (("a", ITEMS.qualified, -1), ("b", "public.others", 60)):
         view = RetainedView(name, run.clock.now + until_s, run.clock.now)
         registry.write((("kept", "cache", of_table), asdict(view)))
@@ -396,7 +396,7 @@ def test_what_is_built_stays_when_what_was_kept_of_another_table_goes() -> None:
     run.sink.drop_unreferenced = lambda tables, keep: dropped.append(  # type: ignore[method-assign]
         ([table.qualified for table in tables], dict(keep))
     )
-    registry = Registry(SHOP, run.log, run.clock.time)
+    registry = Registry(SHOP, run.log, run.clock)
     expired = RetainedView("a", run.clock.now - 1, run.clock.now - 60)
     build = GenerationBuild("cache", "replay", {ITEMS.qualified: "b"}, run.clock.now)
     registry.write(
