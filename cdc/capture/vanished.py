@@ -67,7 +67,8 @@ def remove_vanished(spark: SparkSession, pipeline: Pipeline) -> None:
                 # A topic that was created again has only what was sent since.
                 if end.topic_id == starts[topic].topic_id:
                     rows = vanished(spark, pipeline.kafka, tables[topic], starts[topic], end)
-                    is_complete &= Removal(pipeline, tables[topic], end).run(rows)
+                    removal = Removal(pipeline.kafka, pipeline.pipeline, tables[topic], end)
+                    is_complete &= removal.run(rows)
             if is_complete:
                 ledger.end_snapshot(name)
                 log.info("vanished_rows_removed", topics=sorted(starts))
@@ -86,11 +87,11 @@ def vanished(
         (F.col("offset") >= F.get(starts, F.col("partition"))).alias("sent"),
         F.col("value").isNotNull().alias("lives"),
     )
-    decoder = RecordDecoder([table], DecodeOptions().placeholder)
 
     def identify(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         import pyarrow as pa
 
+        decoder = RecordDecoder([table], DecodeOptions().placeholder)
         for batch in batches:
             keys = batch.column("key").to_pylist()
             ids = pa.array([decoder.row_id(table.topic, key) for key in keys], pa.string())
@@ -114,11 +115,15 @@ def vanished(
 
 @dataclass(frozen=True)
 class Removal:
-    """Writes the tombstones of one topic; `end`: where it ended when the rows were found. Can be
-    pickled.
+    """Writes the tombstones of one topic. Can be pickled.
+
+    kafka     the broker's address
+    pipeline  the pipeline's name
+    end       where the topic ended when the rows were found
     """
 
-    pipeline: Pipeline
+    kafka: str
+    pipeline: str
     table: Table
     end: Position
 
@@ -141,10 +146,10 @@ class Removal:
     def _delete(self, ids: Collection[str], keys: Collection[bytes]) -> bool:
         topic = self.table.topic
         # By its name the next removal ends one that a killed run left open.
-        name = f"{self.pipeline.pipeline}.vanished"
+        name = f"{self.pipeline}.vanished"
         tombstones = [(key, None) for key in keys]
         try:
-            with writing_records(self.pipeline.kafka, name, topic, tombstones, PENDING_S):
+            with writing_records(self.kafka, name, topic, tombstones, PENDING_S):
                 self._refuse_sent(ids)
         except _SentMeanwhileError:
             return False
@@ -156,9 +161,9 @@ class Removal:
         """
         topic = self.table.topic
         decoder = RecordDecoder([self.table], DecodeOptions().placeholder)
-        with Topics(self.pipeline.kafka) as kafka:
+        with Topics(self.kafka) as kafka:
             last = kafka.log_ends([topic])[topic]
-        records = Records(self.pipeline.kafka, "read_uncommitted")
+        records = Records(self.kafka, "read_uncommitted")
         try:
             for partition, first in enumerate(self.end.offsets):
                 for record in records.read(topic, first, last.offsets[partition], partition):

@@ -251,7 +251,7 @@ def test_a_row_that_comes_back_meanwhile_stays(shop: Shop, spark: "SparkSession"
     rows = vanished(spark, shop.kafka, table, starts[table.topic], end)
     shop.conn.execute("INSERT INTO shop.counters VALUES (3, 33)")
     wait_until(lambda: shop.rows("shop.counters")[3]["n"] == 33, 20, "the row that is back")
-    assert not Removal(shop.pipeline, table, end).run(rows)
+    assert not Removal(shop.kafka, shop.pipeline.pipeline, table, end).run(rows)
     assert present(shop)["shop.counters"] == ALL["shop.counters"]
     remove_vanished(spark, shop.pipeline)
     assert present(shop)["shop.counters"] == {3, *KEPT["shop.counters"]}
