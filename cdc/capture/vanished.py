@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 
 PENDING_S = 30.0
 """The longest time that tombstones may wait for their check. The table's views wait as long."""
+# One removal at a time: two would end each other's transactions.
+LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('cdc.vanished.' || %s, 0))"
 RECORDS = "id string, key binary, offset long, sent boolean, lives boolean"
 log = structlog.get_logger()
 
 
 def remove_vanished(spark: SparkSession, pipeline: Pipeline) -> None:
     """Delete the rows that new snapshots haven't sent, once these have ended. Does nothing if none is
-    in the ledger, or while the connector takes one.
+    in the ledger, while the connector takes one, or while another run does it.
 
     Raises ConnectorError, SourceError; also what Spark raises.
     """
@@ -56,84 +58,84 @@ def remove_vanished(spark: SparkSession, pipeline: Pipeline) -> None:
                 return
         registration = registrations.read(kafka, pipeline)
         captured = registration.tables if registration else {}
-        with source.connect_to_read(pipeline.source) as conn:
+        with source.connect_to_read(pipeline.source) as conn, conn.transaction():
+            if conn.execute(LOCK, [pipeline.pipeline]).fetchone() != (True,):
+                return
             described = table_survey.survey(conn, pipeline.with_tables(captured)).tables
-        # What isn't captured now gets a floor once it is captured again.
-        tables = {table.topic: table for table in described if table.qualified in captured}
-        for name, starts in ledger.snapshots.items():
-            is_complete = True
-            for topic in starts.keys() & tables.keys():
-                end = kafka.ends([topic])[topic]
-                # A topic that was created again has only what was sent since.
-                if end.topic_id == starts[topic].topic_id:
-                    rows = vanished(spark, pipeline.kafka, tables[topic], starts[topic], end)
-                    removal = Removal(pipeline.kafka, pipeline.pipeline, tables[topic], end)
-                    is_complete &= removal.run(rows)
-            if is_complete:
-                ledger.end_snapshot(name)
-                log.info("vanished_rows_removed", topics=sorted(starts))
-
-
-def vanished(
-    spark: SparkSession, bootstrap: str, table: Table, start: Position, end: Position
-) -> DataFrame:
-    """Return id, keys of the rows that the topic has up to `end`, and of which nothing was sent since
-    `start`. Keys are the records' keys, as bytes: two if the key's type has changed.
-    """
-    starts = F.array(*map(F.lit, start.offsets))
-    records = read_until(spark, bootstrap, {table.topic: end}).select(
-        "key",
-        "offset",
-        (F.col("offset") >= F.get(starts, F.col("partition"))).alias("sent"),
-        F.col("value").isNotNull().alias("lives"),
-    )
-
-    def identify(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        import pyarrow as pa
-
-        decoder = RecordDecoder([table], DecodeOptions().placeholder)
-        for batch in batches:
-            keys = batch.column("key").to_pylist()
-            ids = pa.array([decoder.row_id(table.topic, key) for key in keys], pa.string())
-            names = ["id", *batch.schema.names]
-            yield pa.RecordBatch.from_arrays([ids, *batch.columns], names=names)
-
-    return (
-        records.mapInArrow(freeze_gc_after(identify), RECORDS)
-        .where("id IS NOT NULL")
-        .groupBy("id", "key")
-        .agg(F.max_by("lives", "offset").alias("lives"), F.max("sent").alias("sent"))
-        .groupBy("id")
-        .agg(
-            F.max("sent").alias("sent"),
-            F.collect_list(F.when(F.col("lives"), F.col("key"))).alias("keys"),
-        )
-        .where(~F.col("sent") & (F.size("keys") > 0))
-        .select("id", "keys")
-    )
+            # What isn't captured now gets a floor once it is captured again.
+            tables = {table.topic: table for table in described if table.qualified in captured}
+            for name, starts in ledger.snapshots.items():
+                ends = kafka.ends([topic for topic in starts if topic in tables])
+                removals = [
+                    Removal(pipeline.kafka, pipeline.pipeline, tables[topic], starts[topic], end)
+                    for topic, end in ends.items()
+                    # A topic that was created again has only what was sent since.
+                    if end.topic_id == starts[topic].topic_id
+                ]
+                if all([removal.run(spark) for removal in removals]):
+                    ledger.end_snapshot(name)
+                    log.info("vanished_rows_removed", topics=sorted(starts))
 
 
 @dataclass(frozen=True)
 class Removal:
-    """Writes the tombstones of one topic. Can be pickled.
+    """Deletes the vanished rows of one topic. Can be pickled.
 
     kafka     the broker's address
     pipeline  the pipeline's name
-    end       where the topic ended when the rows were found
+    start     where the topic ended before the snapshot
+    end       where it ends now; before that, rows are looked for
     """
 
     kafka: str
     pipeline: str
     table: Table
+    start: Position
     end: Position
 
-    def run(self, rows: DataFrame) -> bool:
+    def run(self, spark: SparkSession) -> bool:
         """Delete the rows. Returns whether all are deleted; the others have been sent meanwhile, and
-        have to be found again.
+        have to be looked for again.
         """
         # One task, because a transaction has one writer.
-        answers = rows.repartition(1).mapInArrow(freeze_gc_after(self._work), "done boolean")
+        rows = self._rows(spark).repartition(1)
+        answers = rows.mapInArrow(freeze_gc_after(self._work), "done boolean")
         return not answers.where("NOT done").count()
+
+    def _rows(self, spark: SparkSession) -> DataFrame:
+        """Return id, keys of the rows that the topic has, and of which nothing was sent since the start.
+        Keys are the records' keys, as bytes: two if the key's type has changed.
+        """
+        starts = F.array(*map(F.lit, self.start.offsets))
+        records = read_until(spark, self.kafka, {self.table.topic: self.end}).select(
+            "key",
+            "offset",
+            (F.col("offset") >= F.get(starts, F.col("partition"))).alias("sent"),
+            F.col("value").isNotNull().alias("lives"),
+        )
+        return (
+            records.mapInArrow(freeze_gc_after(self._identify), RECORDS)
+            .where("id IS NOT NULL")
+            .groupBy("id", "key")
+            .agg(F.max_by("lives", "offset").alias("lives"), F.max("sent").alias("sent"))
+            .groupBy("id")
+            .agg(
+                F.max("sent").alias("sent"),
+                F.collect_list(F.when(F.col("lives"), F.col("key"))).alias("keys"),
+            )
+            .where(~F.col("sent") & (F.size("keys") > 0))
+            .select("id", "keys")
+        )
+
+    def _identify(self, batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        import pyarrow as pa
+
+        decoder = RecordDecoder([self.table], DecodeOptions().placeholder)
+        for batch in batches:
+            keys = batch.column("key").to_pylist()
+            ids = pa.array([decoder.row_id(self.table.topic, key) for key in keys], pa.string())
+            names = ["id", *batch.schema.names]
+            yield pa.RecordBatch.from_arrays([ids, *batch.columns], names=names)
 
     def _work(self, batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         import pyarrow as pa
