@@ -72,7 +72,7 @@ def remove_vanished(spark: SparkSession, pipeline: Pipeline) -> None:
                     # A topic that was created again has only what was sent since.
                     if end.topic_id == starts[topic].topic_id
                 ]
-                if all([removal.run(spark) for removal in removals]):
+                if all(removal.run(spark) for removal in removals):
                     ledger.end_snapshot(name)
                     log.info("vanished_rows_removed", topics=sorted(starts))
 
