@@ -110,7 +110,6 @@ def slot_dropped(scene: Scene) -> Iterator[None]:
             raise Violated(["the slot can't be dropped"])
     yield
     refused(scene, "slot-lost")
-    scene.snapshot = True
     scene.cdc("register", "--new-snapshot", "--yes")
 
 

@@ -94,8 +94,6 @@ class Scene:
         self.links = links
         self.history = history
         self.seen: list[Seen] = []
-        self.snapshot = False
-        """Whether a new snapshot fills the views again, so that rows may be missing until the next quiet point."""
         self.watches: dict[str, Watch] = {}
         self._ending = ExitStack()
         self.warehouse_folder = folder / "warehouse"
@@ -136,8 +134,7 @@ class Scene:
 
     def _note(self, seen: Seen) -> None:
         self.history.note("seen", **asdict(seen))
-        if seen.ver is not None or not self.snapshot:
-            self.seen.append(seen)
+        self.seen.append(seen)
 
     def close(self) -> None:
         """End readers, writer and `cdc run`."""
@@ -201,7 +198,6 @@ class Scene:
             self.history.note("quiet", violations=violations, writes=writes, took_s=took_s)
             if violations:
                 raise Violated(violations)
-            self.snapshot = False
             self.cdc("verify")
 
     def _differences(self) -> list[str]:

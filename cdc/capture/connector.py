@@ -18,6 +18,7 @@ from cdc.control import registrations
 from cdc.control.heartbeat import Heartbeat, last_heartbeat
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import ConnectorError
+from cdc.kafka.ledger import Ledger
 from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.migrations.removal import drop_slot
@@ -102,8 +103,8 @@ def register(
 
     With `another_server`, Postgres may have been replaced by another server. With `new_snapshot`,
     the connector and its slot are created again. In both cases the new snapshot replaces everything
-    that the topics have. `by_run`: a run captures tables again, and has no more rights in Postgres
-    than that takes.
+    that the topics have; with a new slot in place, so that readers keep their rows. `by_run`: a run
+    captures tables again, and has no more rights in Postgres than that takes.
 
     Raises:
         SourceError, ConnectorError: with the command that repairs the cause. Topics are created
@@ -217,7 +218,14 @@ class _RegistrationAttempt:
             self._start_over()
         captured = self.previous.tables if self.previous else {}
         backfilled, void_ends = self._send_missing_rows(
-            captured, created, restarts=failed or config != previous_config or self.server_changed
+            captured,
+            created,
+            slot,
+            # One that is stopped takes the snapshot from its beginning.
+            restarts=failed
+            or config != previous_config
+            or self.server_changed
+            or state_before.connector == "STOPPED",
         )
         self.min_offset = self._end_offset()
         if previous_config is not None and config != previous_config:
@@ -295,7 +303,12 @@ class _RegistrationAttempt:
         return sum(sum(end.offsets) for end in ends.values())
 
     def _send_missing_rows(
-        self, previous: Mapping[str, Captured], created: list[str], *, restarts: bool
+        self,
+        previous: Mapping[str, Captured],
+        created: list[str],
+        slot: Slot | None,
+        *,
+        restarts: bool,
     ) -> tuple[list[str], Mapping[str, Position]]:
         """Request the rows that are missing from the topics, while the connector is stopped.
 
@@ -318,7 +331,14 @@ class _RegistrationAttempt:
             # make all of its records dead.
             self._stop_connector()
             if takes_snapshot(self.connect.offsets(name)):
-                replaced = [table for table in self.tables if table.qualified not in events]
+                sent = [table for table in self.tables if table.qualified not in events]
+                # A slot that is there sends earlier changes after the snapshot; a floor makes them dead.
+                is_new_slot = slot is None and not self.server_changed
+                updated = [
+                    table for table in sent if is_new_slot and _is_same(table, previous, current)
+                ]
+                self._begin_snapshot([table.topic for table in updated])
+                replaced = [table for table in sent if table not in updated]
                 # Control topics have entries of the other server; the snapshot sends this one's.
                 control = ("cdc.truncation", "cdc.ddl") if self.server_changed else ()
                 if void_ends := new_tables.set_floor_before_snapshot(
@@ -343,6 +363,18 @@ class _RegistrationAttempt:
             self.conn, self.topics, backfills, self.pipeline.replication_user
         )
 
+    def _begin_snapshot(self, topics: Sequence[str]) -> None:
+        """Note where topics end whose rows a new snapshot updates in place."""
+        ends = {
+            topic: end for topic, end in self.topics.log_ends(topics).items() if any(end.offsets)
+        }
+        if ends:
+            Ledger(self.pipeline, self.topics).begin_snapshot(ends)
+            self.progress(
+                f"a new snapshot updates the rows of {', '.join(ends)}; once it has ended, `cdc run` deletes those"
+                " that Postgres no longer has"
+            )
+
     def _new_topics(self, created: list[str]) -> set[str]:
         """The topics created since the last registration: by this one, or by one that failed."""
         known_ids = self.previous.topic_ids if self.previous else {}
@@ -364,6 +396,15 @@ class _RegistrationAttempt:
         if not self.stopped:
             self.connect.stop(self.pipeline.pipeline)
             self.stopped = True
+
+
+def _is_same(
+    table: Table, previous: Mapping[str, Captured], current: Mapping[str, Captured]
+) -> bool:
+    """Whether the records that a table's topic has are of the same rows as those that come."""
+    before = previous.get(table.qualified)
+    now = current[table.qualified]
+    return before is not None and before.key == now.key and before.events == now.events
 
 
 def _failure_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:

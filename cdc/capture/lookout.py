@@ -1,7 +1,7 @@
-"""Watch the connector during a run: set aside tables that fail its task, and capture them again
-once that is possible.
+"""Watch the connector during a run: set aside tables that fail its task, capture them again once that is
+possible, and after a new snapshot delete the rows that it hasn't sent.
 
-In:  the pipeline file. Out: what `cdc register` would do about such a table.
+In:  the pipeline file. Out: what `cdc register` would do about such a table; tombstones.
 Invariant: no other change of the file is registered. That takes `cdc register`. A failure is logged
 and retried, and the streams don't wait for it.
 """
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -23,16 +24,21 @@ from cdc.capture.aside import (
 )
 from cdc.capture.configuration import configuration
 from cdc.capture.connector import register
+from cdc.capture.vanished import remove_vanished
 from cdc.config.settings import Pipeline
 from cdc.connectors.client import Connect
 from cdc.control import registrations
 from cdc.control.registrations import Registration
 from cdc.control.repetition import repeating
 from cdc.errors import CdcError, SourceError
+from cdc.kafka.ledger import Ledger
 from cdc.kafka.topics import Topics
 from cdc.model import mask
 from cdc.model.position import Position
 from cdc.postgres import source, table_survey
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOOK_S = 2.0
 LATE_S = 2.0
@@ -57,9 +63,9 @@ log = structlog.get_logger()
 
 
 @contextmanager
-def looking_out(load: Callable[[], Pipeline]) -> Iterator[None]:
+def looking_out(spark: "SparkSession", load: Callable[[], Pipeline]) -> Iterator[None]:
     """Look at the connector every few seconds, in a separate thread."""
-    lookout = _Lookout(load)
+    lookout = _Lookout(spark, load)
     with repeating(
         lookout.look, LOOK_S, subject="the connector", report=_log_failure, close=lookout.close
     ):
@@ -67,14 +73,17 @@ def looking_out(load: Callable[[], Pipeline]) -> Iterator[None]:
 
 
 class _Lookout:
-    def __init__(self, load: Callable[[], Pipeline]) -> None:
+    def __init__(self, spark: "SparkSession", load: Callable[[], Pipeline]) -> None:
+        self._spark = spark
         self._load = load
         self._moved = time.monotonic()
         self._stuck = StuckTransaction(load())
         self._topics: Topics | None = None
         self._ends: Mapping[str, Position] = {}
-        """Where the topics of heartbeats and of the registration ended at the last look."""
+        """Where the topics of heartbeats, registration and ledger ended at the last look."""
         self._registration: Registration | None = None
+        self._has_vanished = False
+        """Whether the ledger has a new snapshot, after which rows have to be deleted."""
 
     def look(self) -> None:
         pipeline = self._load()
@@ -96,6 +105,8 @@ class _Lookout:
         act: Callable[[], object]
         if is_known or (state.running and late):
             act = partial(set_aside, pipeline, stuck=self._stuck, progress=_log_progress)
+        elif state.running and self._has_vanished:
+            act = partial(remove_vanished, self._spark, pipeline)
         elif state.running and can_return:
             act = partial(_take_back, pipeline, registration)
         else:
@@ -121,9 +132,12 @@ class _Lookout:
             self._topics = Topics(pipeline.kafka)
         heartbeats = pipeline.heartbeat_topic
         registered = pipeline.registered_topic
-        ends = self._topics.ends([heartbeats, registered])
+        settings = pipeline.settings_topic
+        ends = self._topics.ends([heartbeats, registered, settings])
         if ends[registered] != self._ends.get(registered):
             self._registration = registrations.read(self._topics, pipeline)
+        if ends[settings] != self._ends.get(settings):
+            self._has_vanished = bool(Ledger(pipeline, self._topics).read().snapshots)
         if ends[heartbeats] != self._ends.get(heartbeats):
             self._moved = time.monotonic()
         self._ends = ends

@@ -173,6 +173,7 @@ def _apply(
     """
     from cdc.apply.supervisor import supervise
     from cdc.capture.lookout import looking_out
+    from cdc.capture.vanished import remove_vanished
     from cdc.control import registrations
     from cdc.control.definitions import compare_periodically
     from cdc.kafka.topic_setup import check_topics
@@ -195,6 +196,8 @@ def _apply(
         spark_on(master, context.executors(names)) as spark,
         observed(context, limits.port, limits.address, partial(is_running, spark)) as serve,
     ):
+        if limits.until_caught_up:
+            remove_vanished(spark, pipeline)
         wiring = Streams(context)
         streams = [] if stopping.is_set() else wiring.of_sinks(spark, sinks)
         documents = (
@@ -202,7 +205,7 @@ def _apply(
         )
         with (
             compare_periodically(context.load) as uncompared_s,
-            looking_out(context.load),
+            looking_out(spark, context.load),
             nullcontext() if limits.until_caught_up else wiring.proving(spark, names),
             closing(RunLog(pipeline)) as run_log,
             show_progress(err, quiet=quiet) as show,

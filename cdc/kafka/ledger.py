@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import msgspec
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 HOLES = "holes"
 SHAPES = "made"
+SNAPSHOTS = "snapshot"
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,13 @@ class Ledger:
         self._holes: dict[str, list[Hole]] = {}
         self.original_shapes: dict[str, TopicShape] = {}
         """By topic: its shape when it was created, or seen first."""
+        self.snapshots: dict[str, dict[str, Position]] = {}
+        """By its name, where topics ended before a new snapshot. Rows that it hasn't sent are still to be deleted."""
 
     def read(self) -> "Ledger":
         holes: dict[str, list[Hole]] = {}
         shapes: dict[str, TopicShape] = {}
+        snapshots: dict[str, dict[str, Position]] = {}
         if self.topic in self._kafka.existing([self.topic]):
             for record in self._kafka.read_all(self.topic):
                 try:
@@ -103,14 +108,30 @@ class Ledger:
                         holes[subject] = msgspec.json.decode(record.value or b"", type=list[Hole])
                     elif kind == SHAPES:
                         shapes[subject] = msgspec.json.decode(record.value or b"", type=TopicShape)
+                    elif kind == SNAPSHOTS and record.value is not None:
+                        snapshots[subject] = msgspec.json.decode(
+                            record.value, type=dict[str, Position]
+                        )
+                    elif kind == SNAPSHOTS:
+                        snapshots.pop(subject, None)
                 except ValueError:
                     raise _damaged(self.topic, record.offset) from None
         self._holes = holes
         self.original_shapes = shapes
+        self.snapshots = snapshots
         return self
 
     def add_shapes(self, shapes: Mapping[str, "TopicShape"]) -> None:
         self._write({f"{SHAPES} {topic}": asdict(shape) for topic, shape in shapes.items()})
+
+    def begin_snapshot(self, ends: Mapping[str, Position]) -> None:
+        """Note that a snapshot begins where these topics end now."""
+        entry = {topic: asdict(end) for topic, end in ends.items()}
+        self._write({f"{SNAPSHOTS} {uuid4().hex}": entry})
+
+    def end_snapshot(self, name: str) -> None:
+        """Forget a snapshot: the rows that it hasn't sent are deleted."""
+        self._kafka.write(self.topic, [(f"{SNAPSHOTS} {name}".encode(), None)])
 
     def holes(self, sink: str, topic: str) -> list[Hole]:
         """The holes in a sink's log of changes of a topic."""

@@ -139,20 +139,20 @@ class Records:
             self._consumer.seek(place, offset)
         return self._consumer
 
-    def read(self, topic: str, start: int, end: int) -> Iterator[Record]:
-        """The records of partition 0 in [start, end)."""
-        partition = kafka.TopicPartition(topic, 0)
+    def read(self, topic: str, start: int, end: int, partition: int = 0) -> Iterator[Record]:
+        """The records of a partition in [start, end)."""
+        place = kafka.TopicPartition(topic, partition)
         with translated_errors(self._bootstrap, "Read"):
-            consumer = self._reader({partition: start})
+            consumer = self._reader({place: start})
             reached = start
             deadline = time.monotonic() + self._patience_s
             while reached < end:
                 if time.monotonic() > deadline:
                     raise kafka.errors.KafkaTimeoutError
-                for record in consumer.poll(timeout_ms=100).get(partition, []):
+                for record in consumer.poll(timeout_ms=100).get(place, []):
                     if record.offset < end:
                         yield Record(record.offset, record.timestamp, record.key, record.value)
-                if (offset := consumer.position(partition)) > reached:
+                if (offset := consumer.position(place)) > reached:
                     reached = offset
                     deadline = time.monotonic() + self._patience_s
 

@@ -6,6 +6,7 @@ can't be reached, or doesn't answer in time, becomes a finding; the other parts 
 Invariant: reads only.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -243,6 +244,9 @@ def _ask_servers(
 def _silence(part: str, patience_s: float) -> Finding:
     message = f"{SERVERS.get(part, part)} gives no answer within {patience_s:.0f} s."
     hint = "look at that server, and at the network to it: it takes connections, or did, and doesn't answer"
+    if os.getloadavg()[0] > (os.cpu_count() or 1):
+        message += " It may only be slow: this machine has more work than its cores can do."
+        hint = "cdc -p FILE status again once this machine is less busy; if that server stays silent, look at it"
     return _unreachable(part, CdcError(message, hint=hint))
 
 

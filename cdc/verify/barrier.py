@@ -12,6 +12,7 @@ from cdc.control.control_topics import Truncations
 from cdc.control.floors import Floors
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import CdcError, ConnectorError, SinkRejected, SinkUnavailable
+from cdc.kafka.ledger import Ledger
 from cdc.kafka.log_refusals import Discontinued, refuse_incomparable
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, Reach, distance
@@ -169,7 +170,7 @@ def place_barrier(
     The connector sends changes in commit order. A heartbeat made after that moment therefore proves
     that everything before it is in the topics. The barrier takes the ends of what is written,
     committed in Kafka or not: the heartbeat's transaction may hold changes as well, and reaches the
-    topics one by one.
+    topics one by one. After a new snapshot, rows that it hasn't sent have to be deleted first.
 
     A view of several tables has a second hop: what was committed is in its topic once the documents
     are current in all topics that they are made of. A view whose documents aren't made until
@@ -178,7 +179,7 @@ def place_barrier(
     clocks: by view, a time that its documents must be as of, or of a later one
 
     Raises:
-        ConnectorError: no heartbeat in time, or documents aren't current.
+        ConnectorError: no heartbeat in time, or vanished rows are still there, or documents aren't current.
     """
 
     def missing_heartbeat() -> list[str]:
@@ -187,7 +188,13 @@ def place_barrier(
             return []
         return [f"no new heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
 
+    def vanished_rows() -> list[str]:
+        if not Ledger(pipeline, kafka).read().snapshots:
+            return []
+        return ["rows that a new snapshot hasn't sent aren't deleted yet: is `cdc run` at work?"]
+
     _wait_while(missing_heartbeat, options)
+    _wait_while(vanished_rows, options)
     truncations = Truncations(pipeline, kafka)
     derived = [table for table in tables if table.derivation]
     if derived:

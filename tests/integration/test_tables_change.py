@@ -1,15 +1,24 @@
 """Tables that come to a running pipeline and leave it, and a second snapshot of the same topics."""
 
 import threading
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 from cdc.capture.renewal import renew
+from cdc.capture.vanished import Removal, remove_vanished
 from cdc.connectors.client import Connect, takes_snapshot
+from cdc.kafka.clients import kafka
+from cdc.kafka.ledger import Ledger
+from cdc.kafka.topics import Topics
+from cdc.model.position import Position
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ORDERS = {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]}
 NOTES = {"table": "shop.notes", "partitions": 1}
@@ -161,9 +170,8 @@ def test_a_renewal_that_ends_half_way(shop: Shop, monkeypatch: pytest.MonkeyPatc
         assert shop.register().sent == []
 
 
-@pytest.mark.parametrize("slot", ["kept", "dropped"])
-def test_a_second_snapshot_leaves_no_ghosts(shop: Shop, slot: str) -> None:
-    """Rows deleted between two snapshots have no event; the floor between them says that they are gone."""
+def forget(shop: Shop, *, slot: str) -> None:
+    """Delete rows while the connector's offsets are lost, and its slot is kept or dropped."""
     shop.migrate()
     shop.register()
     shop.stop(forget=True)
@@ -173,19 +181,127 @@ def test_a_second_snapshot_leaves_no_ghosts(shop: Shop, slot: str) -> None:
         "DELETE FROM shop.counters WHERE id < 6; DELETE FROM shop.orders WHERE id < 50"
     )
     assert floors(shop) == {}
+
+
+def test_a_second_snapshot_from_the_same_slot_leaves_no_ghosts(shop: Shop) -> None:
+    """The slot sends changes from before the snapshot after it; the floor between them says that they are dead."""
+    forget(shop, slot="kept")
     shop.register()
     floor_by_table = floors(shop)
     assert floor_by_table.keys() == {"shop.orders", "shop.counters"}
     for table, ids in (("shop.counters", range(6, 11)), ("shop.orders", range(50, 101))):
-        log = shop.log(table)
-        alive = [change for change in log if change.lsn >= floor_by_table[table]]
+        alive = [change for change in shop.log(table) if change.lsn >= floor_by_table[table]]
         assert sorted(change.key["id"] for change in alive if change.op == "r") == list(ids)
         assert {change.op for change in alive} == {"r"}
-        # The twin: without the floor the topic still says that the deleted rows are there, where no
-        # event says else.
-        assert slot == "kept" or {change.key["id"] for change in log if change.op == "r"} > set(ids)
     table_names = {change.key["table_name"] for change in shop.log("cdc.truncation")}
     assert table_names == floor_by_table.keys()
+
+
+def snapshots(shop: Shop) -> list[dict[str, Position]]:
+    with Topics(shop.kafka) as topics:
+        return list(Ledger(shop.pipeline, topics).read().snapshots.values())
+
+
+def present(shop: Shop) -> dict[str, set[int]]:
+    """The rows that a view which is built from the topics has."""
+    return {
+        table: {row_id for row_id, row in shop.rows(table).items() if row}
+        for table in ("shop.orders", "shop.counters")
+    }
+
+
+ALL = {"shop.orders": {*range(1, 101)}, "shop.counters": {*range(1, 11)}}
+KEPT = {"shop.orders": {*range(50, 101)}, "shop.counters": {*range(6, 11)}}
+
+
+def test_a_snapshot_with_a_new_slot_updates_rows_in_place(
+    shop: Shop, spark: "SparkSession"
+) -> None:
+    """No floor empties the views. The rows that are gone go once the snapshot has ended; repeating that
+    changes nothing.
+    """
+    forget(shop, slot="dropped")
+    shop.register()
+    assert floors(shop) == {}
+    assert present(shop) == ALL
+    assert [entry.keys() for entry in snapshots(shop)] == [
+        {shop.pipeline.topic(table) for table in ALL}
+    ]
+    # As if the run that has written the tombstones had been killed before it said so.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cdc.kafka.ledger.Ledger.end_snapshot", crash)
+        with pytest.raises(KeyboardInterrupt):
+            remove_vanished(spark, shop.pipeline)
+    assert present(shop) == KEPT
+    shop.conn.execute("INSERT INTO shop.counters VALUES (1, 1)")
+    wait_until(lambda: 1 in present(shop)["shop.counters"], 20, "the row that is back")
+    # Two runs at once.
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: remove_vanished(spark, shop.pipeline), range(2)))
+    assert present(shop) == {**KEPT, "shop.counters": {1, *range(6, 11)}}
+    assert snapshots(shop) == []
+    assert floors(shop) == {}
+
+
+def test_a_row_that_comes_back_meanwhile_stays(shop: Shop, spark: "SparkSession") -> None:
+    """It is found to be gone, and is in the topic again when its tombstone is written."""
+    forget(shop, slot="dropped")
+    shop.register()
+    (starts,) = snapshots(shop)
+    table = shop.table("shop.counters")
+    with Topics(shop.kafka) as topics:
+        end = topics.ends([table.topic])[table.topic]
+    removal = Removal(shop.kafka, shop.pipeline.pipeline, table, starts[table.topic], end)
+    shop.conn.execute("INSERT INTO shop.counters VALUES (3, 33)")
+    wait_until(lambda: shop.rows("shop.counters")[3]["n"] == 33, 20, "the row that is back")
+    assert not removal.run(spark)
+    assert present(shop)["shop.counters"] == ALL["shop.counters"]
+    remove_vanished(spark, shop.pipeline)
+    assert present(shop)["shop.counters"] == {3, *KEPT["shop.counters"]}
+
+
+def test_a_killed_removal_deletes_nothing_and_holds_up_nothing(
+    shop: Shop, spark: "SparkSession"
+) -> None:
+    """It leaves a transaction open, with tombstones that weren't checked. The next one ends it."""
+    forget(shop, slot="dropped")
+    shop.register()
+    topic = shop.pipeline.topic("shop.counters")
+    killed = kafka.KafkaProducer(
+        bootstrap_servers=shop.kafka, transactional_id=f"{shop.pipeline.pipeline}.vanished"
+    )
+    killed.init_transactions()
+    killed.begin_transaction()
+    for number in range(1, 11):
+        killed.send(topic, key=b'{"id":%d}' % number).get(10)
+    remove_vanished(spark, shop.pipeline)
+    assert present(shop) == KEPT
+    killed.close(timeout=0)
+
+
+def test_nothing_is_removed_during_a_snapshot(
+    shop: Shop, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration that is killed before it starts the connector has recorded where the snapshot begins."""
+    forget(shop, slot="dropped")
+    for step in (
+        "cdc.kafka.ledger.Ledger.begin_snapshot",
+        "cdc.control.registrations.write",
+        "cdc.connectors.client.Connect.resume",
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(step, crash)
+            # What is written last is written only if it has changed.
+            patch.setattr("cdc.control.registrations.Registration.__eq__", lambda *_: False)
+            with pytest.raises(KeyboardInterrupt):
+                shop.register()
+        remove_vanished(spark, shop.pipeline)
+        assert present(shop) == ALL
+    shop.register()
+    assert floors(shop) == {}
+    remove_vanished(spark, shop.pipeline)
+    assert present(shop) == KEPT
+    assert snapshots(shop) == []
 
 
 def test_a_first_snapshot_and_an_ordinary_restart_raise_no_floor(shop: Shop) -> None:

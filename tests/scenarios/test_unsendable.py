@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,9 @@ from cdc.kafka.transactions import end_transaction
 from tests.support.shop import PASSWORD, Shop, shop_on
 from tests.support.verbs import run_verb
 from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 NOTES = """
 CREATE TABLE shop.notes (id int PRIMARY KEY, note text);
@@ -166,7 +169,9 @@ def test_register_goes_on_without_a_table_that_has_no_key(shop: Shop, verbs: Ver
     assert verbs.findings() == {}
 
 
-def test_a_run_sets_a_table_aside_and_takes_it_back(shop: Shop, neighbour: Shop) -> None:
+def test_a_run_sets_a_table_aside_and_takes_it_back(
+    shop: Shop, neighbour: Shop, spark: "SparkSession"
+) -> None:
     """By itself, while a connector of the same worker goes on; a column of a key is renamed in the
     transaction that has changed a row before.
 
@@ -190,7 +195,7 @@ def test_a_run_sets_a_table_aside_and_takes_it_back(shop: Shop, neighbour: Shop)
         shop.conn.execute(b"DELETE FROM shop.notes WHERE number = 2")
         shop.conn.execute(b"UPDATE shop.counters SET n = 100 WHERE id = 1")
         connect.resume(shop.pipeline.pipeline)
-    with looking_out(load):
+    with looking_out(spark, load):
         arrived(shop, "shop.counters")
         wait_until(renamed_back.is_set, 60, "shop.notes is aside")
         arrived(shop, "shop.notes")
@@ -198,9 +203,9 @@ def test_a_run_sets_a_table_aside_and_takes_it_back(shop: Shop, neighbour: Shop)
     assert longest_silence_s(neighbour) < SILENT_S
 
 
-def test_a_task_that_has_lost_its_transaction_goes_on(shop: Shop) -> None:
+def test_a_task_that_has_lost_its_transaction_goes_on(shop: Shop, spark: "SparkSession") -> None:
     """A transaction may be taken for stuck while the task is at work: nothing is lost then."""
-    with looking_out(lambda: shop.pipeline):
+    with looking_out(spark, lambda: shop.pipeline):
         end_transaction(shop.kafka, f"cdc-connect-{shop.pipeline.pipeline}-0")
         shop.conn.execute(b"UPDATE shop.counters SET n = 100 WHERE id = 1")
         arrived(shop, "shop.counters")
