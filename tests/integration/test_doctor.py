@@ -338,6 +338,11 @@ def test_what_status_advises_about_the_capture_ends_it(clinic: Clinic) -> None:
             ("connector-differs", "max.batch.size", "100"),
         ):
             connect.put(name, {**config, setting: value})
+
+            def is_advised(name: str = found) -> bool:
+                return clinic.advice().keys() == {name}
+
+            wait_until(is_advised, 20, f"advice about {found} alone")
             assert [*map(name_of, clinic.carry_out_advice())] == [found]
             assert (found, clinic.troubles()) == (found, [])
 
