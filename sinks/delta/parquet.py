@@ -158,6 +158,20 @@ def read_ids_within(path: str, low: str, high: str) -> Iterator[tuple[int, pa.Ar
             start += metadata.num_rows
 
 
+def read_page(path: str, row: int, count: int, schema: pa.Schema) -> pa.Table:
+    """Read up to `count` rows of a file, from a row on, as the columns of a schema; of one row group, so that
+    it may be fewer. None are there at the end of the file. Raises OSError.
+    """
+    with open_file(path) as file:
+        start = 0
+        for group in range(file.num_row_groups):
+            end = start + file.metadata.row_group(group).num_rows
+            if row < end:
+                return _read_group(file, group, schema).slice(row - start, count)
+            start = end
+    return schema.empty_table()
+
+
 def read_versions(path: str) -> pa.Table:
     """Read the ids and the offsets of a file's rows, in the order of the rows. Raises OSError."""
     schema = pa.schema([(ID, pa.string()), ("_cdc_offset", pa.int64())])

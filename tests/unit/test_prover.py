@@ -1,6 +1,7 @@
 """The continuous proof with a registry in memory: a view is only proved further if its rows are equal."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,6 +32,9 @@ class Cache(Memory):
     def row_reader(self, _: object) -> Any:
         return None
 
+    def id_lister(self, _: object) -> Any:
+        return None
+
 
 class Turns:
     """A prover of one view, whose row 5 differs at every look. `confirm` compares it once more."""
@@ -49,7 +53,7 @@ class Turns:
         opened = SimpleNamespace(kafka=self.log, registry=self.registry, control=self.control)
         context = SimpleNamespace(setLocalProperty=lambda *_: None, addJobTag=lambda _: None)
         spark: Any = SimpleNamespace(sparkContext=context)
-        answer = ChangedAnswer(*VIEW, 1, {ROW: 1})
+        answer = ChangedAnswer(*VIEW, {ROW: 1})
         for name, value in {
             "time": SimpleNamespace(monotonic=lambda: self.marks * 1e6, thread_time=lambda: 0.0),
             "Log": lambda _: opened,
@@ -68,7 +72,7 @@ class Turns:
 
     def prove(self, shape: str) -> None:
         proof = Proof("", 1.0, 1.0, "id", (10,), shape)
-        self.registry.write((("proof", *VIEW), vars(proof)))
+        self.registry.write((("proof", *VIEW), asdict(proof)))
 
     def take(self, turns: int) -> Generations:
         for _ in range(turns):
@@ -96,7 +100,7 @@ def test_damage_that_another_comparison_finds_meanwhile_stays(turns: Turns) -> N
 
     def differing_elsewhere() -> Comparison:
         damage = Damage("", 9.0, 1, ["8"])
-        Registry(SHOP, turns.log).write((("proof", *VIEW), vars(damage)))
+        Registry(SHOP, turns.log).write((("proof", *VIEW), asdict(damage)))
         return Comparison(*VIEW)
 
     turns.confirm = differing_elsewhere
