@@ -76,8 +76,9 @@ def verify(
     """Wait for the views, compare them, and compare again what changed.
 
     Returns a comparison per table and sink. `report` is called with a sentence about each step or
-    wait, and `current` when the views are current, before anything is compared. With `stalled`, a view that doesn't move until somebody acts isn't waited for: its
-    comparison has a problem, and the other views are compared.
+    wait, and `current` when the views are current, before anything is compared. With `stalled`, a view
+    that doesn't move until somebody acts isn't waited for: its comparison has a problem, and the other
+    views are compared.
 
     Raises:
         ConnectorError: a view isn't past the barrier in time; names the hop that is late. Without
