@@ -5,12 +5,11 @@ Invariant: values stay with the executor. If a side can't be read, the answer ha
 finds a difference nor proves anything.
 """
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.members import members
@@ -20,7 +19,7 @@ from cdc.kafka.log_reader import OffsetRange, read_records
 from cdc.model.table import Table
 from cdc.model.trace import kind
 from cdc.postgres import source
-from cdc.postgres.row_query import key_page_query, source_names
+from cdc.postgres.row_query import source_names
 from cdc.sink.contract import ListIds, ReadRows
 from cdc.sink.lane_run import freeze_gc, task_numbers
 from cdc.verify.bucket_hashes import difference
@@ -29,6 +28,7 @@ from cdc.verify.source_rows import (
     IDS_PER_QUERY,
     begin_in_snapshot,
     fetch_rows,
+    list_ids,
     require_all_rows,
 )
 
@@ -214,29 +214,12 @@ class _Task:
     def _list_source(
         self, changed: ChangedTable, cursor: str | None
     ) -> tuple[frozenset[str], str | None]:
-        """List ids of Postgres in the order of keys, up to the last key that was there at the beginning: see
-        `ListIds`.
-        """
-        table = changed.table
         with closing(source.open_session(self.dsn)) as connection:
-            require_all_rows(connection, source_names(table), self.dsn_setting)
+            require_all_rows(connection, source_names(changed.table), self.dsn_setting)
             begin_in_snapshot(connection, changed.settings)
             connection.execute(f"SET LOCAL statement_timeout = '{SLICE_S}s'".encode())
-
-            def page(after: Sequence[str], last: Sequence[str], limit: int) -> list[Any]:
-                return connection.execute(key_page_query(table, after, last, limit)).fetchall()
-
-            if cursor is None:
-                newest = page((), (), 1)
-                after: Sequence[str] = ()
-                last = json.loads(newest[0][1]) if newest else ()
-            else:
-                after, last = json.loads(cursor)
-            rows = page(after, last, SLICE_ROWS) if last else []
-        ids = frozenset(row_id for row_id, _ in rows)
-        if len(rows) < SLICE_ROWS:
-            return ids, None
-        return ids, json.dumps([json.loads(rows[-1][1]), last])
+            ids, cursor = list_ids(connection, changed.table, cursor, SLICE_ROWS)
+            return frozenset(ids), cursor
 
     def _source_rows(self, changed: ChangedTable, ids: Sequence[str]) -> Iterator["pa.RecordBatch"]:
         with closing(source.open_session(self.dsn)) as connection:
