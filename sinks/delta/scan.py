@@ -8,9 +8,10 @@ isn't ours.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import deltalake
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 SCANNED = "id string, document string"
 GROUPED = f"table string, {SCANNED}"
 BATCH_ROWS = 1000
-LISTED = pa.schema([(ID, pa.string()), ("_cdc_partition", pa.int32()), ("_cdc_offset", pa.int64())])
 LISTED_ROWS = 2000
 Item = TypeVar("Item")
 
@@ -66,20 +66,19 @@ class Mirror:
                         yield batch.filter(pa.array(selection[start:end]))
                     start = end
 
-    def files(self) -> list[tuple[int, str]]:
-        """List the files, the oldest ones first: when each was written, in milliseconds, and its path."""
-        actions = pa.table(self._opened.get_add_actions())
-        times = actions["modification_time"].cast(pa.int64()).to_pylist()
-        return sorted(zip(times, self._paths, strict=True))
+    def groups(self) -> list[parquet.Group]:
+        """List the row groups of all files, by the oldest change that each may have."""
+        groups = (group for path in self._paths for group in parquet.groups(path))
+        return sorted(groups, key=lambda group: group.oldest)
 
-    def page(self, path: str, row: int) -> tuple[pa.Table, int]:
-        """Read some rows of a file from a row on, those that are marked as deleted left out: LISTED. Also returns
-        the next row; the same row is the end of the file.
-        """
-        rows = parquet.read_page(path, row, LISTED_ROWS, LISTED)
-        end = row + rows.num_rows
-        selection = self._selections.get(path)
-        return rows if selection is None else rows.filter(pa.array(selection[row:end])), end
+    def places(self, group: parquet.Group) -> tuple[np.ndarray, np.ndarray]:
+        """Read the place of the last change of each row of a group, and whether the row is deleted."""
+        places = parquet.read_places(group)
+        selection = self._selections.get(group.path)
+        if selection is None:
+            return places, np.zeros(len(places), bool)
+        selected = selection[group.start : group.start + len(places)]
+        return places, ~np.asarray(selected, bool)
 
     @cached_property
     def _opened(self) -> deltalake.DeltaTable:
@@ -207,55 +206,43 @@ def read_ids(mirror: Mirror | None, ids: Sequence[str]) -> Iterator[pa.RecordBat
             yield pa.RecordBatch.from_arrays(columns, names=["id", "document"])
 
 
-class Listing(NamedTuple):
-    """Where a listing goes on, see `list_ids`.
-
-    begun    when the newest file was written that was there when it began, in milliseconds
-    offsets  by partition, where the mirror's position was then
-    written, path, row  of the next row: its file, and its number there
-    """
-
-    begun: int
-    offsets: Sequence[int]
-    written: int = 0
-    path: str = ""
-    row: int = 0
-
-
 def list_ids(
     mirror: Mirror, offsets: Sequence[int], cursor: str | None
 ) -> tuple[list[str], str | None]:
     """List ids of a mirror, as `cdc.sink.contract.ListIds` says.
 
-    By the age of the files: compaction moves rows to newer ones. Of files that are newer than the listing only
-    rows from before it count; the others have changed since. So it ends, however much changes.
+    In the order of the rows' last changes, which compaction doesn't change, up to the mirror's position at the
+    beginning: `offsets`. Rows that come after it have changed since.
     """
-    files = mirror.files()
-    newest = files[-1][0] if files else 0
-    place = Listing(*json.loads(cursor)) if cursor else Listing(newest, offsets)
-    for written, path in files:
-        if (written, path) < (place.written, place.path):
+    after, ends = json.loads(cursor) if cursor else (-1, offsets)
+    found: list[tuple[np.ndarray, parquet.Group, np.ndarray]] = []
+    count = 0
+    last = -1
+    for group in mirror.groups():
+        if group.newest <= after:
             continue
-        row = place.row if path == place.path else 0
-        rows, end = mirror.page(path, row)
-        if end == row:
-            continue
-        if written > place.begun:
-            rows = rows.filter(_is_older(rows, place.offsets))
-        after = place._replace(written=written, path=path, row=end)
-        return rows[ID].to_pylist(), json.dumps(after)
-    return [], None
+        if count >= LISTED_ROWS and group.oldest > last:
+            break
+        places, is_deleted = mirror.places(group)
+        wanted = (places > after) & ~is_deleted & parquet.are_below(places, ends)
+        numbers = np.flatnonzero(wanted)
+        found.append((places[numbers], group, numbers))
+        count += len(numbers)
+        if count >= LISTED_ROWS:
+            listed = np.concatenate([own for own, _, _ in found])
+            last = int(np.partition(listed, LISTED_ROWS - 1)[LISTED_ROWS - 1])
+    is_end = count < LISTED_ROWS
+    ids: list[str] = []
+    for places, group, numbers in found:
+        chosen = numbers if is_end else numbers[places <= last]
+        if len(chosen):
+            ids += parquet.read_ids(group, chosen)
+    return ids, None if is_end else json.dumps([last, list(ends)])
 
 
 def list_no_ids(_: str | None) -> tuple[list[str], str | None]:
     """List the ids of a mirror that isn't there."""
     return [], None
-
-
-def _is_older(rows: pa.Table, offsets: Sequence[int]) -> pa.ChunkedArray:
-    """Say of each row whether its last change is below these offsets, by partition."""
-    starts = pa.array(offsets, pa.int64()).take(rows["_cdc_partition"])
-    return pc.less(rows["_cdc_offset"], starts)
 
 
 def read_mirror(mirror: Mirror) -> Iterator[pa.RecordBatch]:
