@@ -160,6 +160,8 @@ class Prover:
         self._unread: dict[View, str] = {}
         self._unlisted: dict[View, str] = {}
         """Why no slice of a view could be listed."""
+        self._sweep_at = 0.0
+        """When the next slice of any view may be compared."""
         self._slice_at: dict[View, float] = {}
         """When the last slice of a view was compared; of a view that couldn't be listed, when the next one is."""
         self._repaired: dict[View, set[str]] = {}
@@ -316,7 +318,7 @@ class Prover:
                     and (begin_at := next_slice(self._views[view], now, period_s))
                 ):
                     waiting[view] = begin_at
-        if not waiting:
+        if not waiting or time.monotonic() < self._sweep_at:
             return {}
         chosen = min(waiting, key=lambda view: self._slice_at.get(view, 0.0))
         self._slice_at[chosen] = time.monotonic()
@@ -381,8 +383,13 @@ class Prover:
                 name = changed.table.qualified
                 answers += [ChangedAnswer(view.sink, name) for view in changed.views]
         if busy:
-            compared, work_s = compare_changed(self._spark, pipeline, busy)
-            self._work_s += work_s + JOB_S
+            began_s = time.monotonic()
+            compared, cpu_s = compare_changed(self._spark, pipeline, busy)
+            self._work_s += cpu_s + JOB_S
+            if any(view.slicing for changed in busy for view in changed.views):
+                # By its time and not its CPU: servers that are busy are asked for slices less often.
+                took_s = time.monotonic() - began_s
+                self._sweep_at = time.monotonic() + took_s * 100 / pipeline.proof.percent
             answers += compared
         return {(answer.sink, answer.table): answer for answer in answers}
 

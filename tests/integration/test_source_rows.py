@@ -66,14 +66,14 @@ KEYS = {
     "boolean": ("f", "t"),
     "uuid": ("00000000-0000-0000-0000-000000000001", "ffffffff-0000-0000-0000-000000000000"),
     "bytea": ("\\x00", "\\xff", "\\x"),
-    "mood": ("sad", "glad"),
+    "public.mood": ("sad", "glad"),
     "integer[]": ("{}", "{1,2}", "{NULL}"),
 }
 """Values of types that a key may have."""
 
 
 @pytest.mark.parametrize(
-    "kinds", [*((kind,) for kind in KEYS), ("text", "bigint"), ("mood", "date", "text")]
+    "kinds", [*((kind,) for kind in KEYS), ("text", "bigint"), ("public.mood", "date", "text")]
 )
 @pytest.mark.parametrize("limit", [1, 2, 100])
 def test_ids_are_listed_in_the_order_of_keys(
@@ -85,13 +85,13 @@ def test_ids_are_listed_in_the_order_of_keys(
     listed = Table("public", "listed", columns, tuple(names), "t.public.listed")
     ids: list[str] = []
     with closing(source.open_session(postgres_dsn)) as connection:
-        connection.execute("CREATE TYPE mood AS ENUM ('sad', 'glad')")
+        connection.execute("CREATE TYPE public.mood AS ENUM ('sad', 'glad')")
         typed = ", ".join(f"{column.name} {column.type}" for column in columns)
         connection.execute(
-            f"CREATE TABLE listed ({typed}, PRIMARY KEY ({', '.join(names)}))".encode()
+            f"CREATE TABLE public.listed ({typed}, PRIMARY KEY ({', '.join(names)}))".encode()
         )
         assert list_ids(connection, listed, None, limit) == ([], None)
-        insert = f"INSERT INTO listed VALUES ({', '.join(['%s'] * len(kinds))})"
+        insert = f"INSERT INTO public.listed VALUES ({', '.join(['%s'] * len(kinds))})"
         rows = list(itertools.product(*(KEYS[kind] for kind in kinds)))
         for row in rows:
             connection.execute(insert.encode(), row)
@@ -102,7 +102,9 @@ def test_ids_are_listed_in_the_order_of_keys(
             if cursor is None:
                 break
             if kinds == ("bigint",):
-                connection.execute("INSERT INTO listed SELECT max(k0) + 1 FROM listed")
+                connection.execute(
+                    "INSERT INTO public.listed SELECT max(k0) + 1 FROM public.listed"
+                )
         assert cursor is None
         expected = connection.execute(row_query(listed)).fetchall()
     assert len(ids) == len(rows)
