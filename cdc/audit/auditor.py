@@ -330,8 +330,9 @@ class Auditor:
 def _count_columns() -> list[Column]:
     """Columns that count records, over frames of `log_rows.SUMMARY`."""
     conditions = {"records": F.lit(True), f"{TOMBSTONE}s": F.col("says") == TOMBSTONE}
-    conditions |= {kind: F.col("says") == kind for kind in (UNREADABLE, KEYLESS, FOREIGN)}
-    conditions |= {UNMASKED: F.col("unmasked")}
+    conditions |= {kind: F.col("says") == kind for kind in COUNTED}
+    # A record says something else, too.
+    conditions[UNMASKED] = F.col("unmasked")
     return [F.count_if(condition).alias(name) for name, condition in conditions.items()]
 
 

@@ -87,14 +87,23 @@ def verify(
     tables, waiting = _select(context.obj, table, names)
     tables = table_survey.tables_in(names, tables, None if waiting else table)
     check_connector(pipeline, names, timeout)
-    beginning = proof.begin(pipeline, tables, sinks)
     modules = [*context.obj.executors(names), "cdc.verify.census"]
     stalled = StalledViews(lambda: find_stalled(_read_progress(pipeline), tables))
     with spark_on(master, modules) as spark:
-        results = verify_views(spark, pipeline, tables, sinks, options, report=say, stalled=stalled)
+        beginnings: list[proof.Beginning] = []
+        results = verify_views(
+            spark,
+            pipeline,
+            tables,
+            sinks,
+            options,
+            report=say,
+            stalled=stalled,
+            current=lambda: beginnings.append(proof.begin(pipeline, tables, sinks)),
+        )
         if repair:
             results = repair_differences(spark, pipeline, tables, sinks, options, results)
-        proof.record(pipeline, beginning, tables, sinks, results)
+        proof.record(pipeline, beginnings[0], tables, sinks, results)
     report([*results, *waiting], as_json)
 
 

@@ -55,15 +55,22 @@ class NotifySettings(Section):
 
 
 class ProofSettings(Section):
-    """How `cdc run` compares rows that have changed with Postgres."""
+    """How `cdc run` compares rows with Postgres."""
 
-    percent: float = Field(default=3.0, ge=0, le=100)
-    """The share of a core that comparing rows may take, in percent. 0: nothing is compared."""
+    percent: float = Field(default=3.0, gt=0, le=100)
+    """The share of a core that comparing rows may take, in percent."""
+    sweep_hours: float = Field(default=24.0, gt=0)
+    """How often all rows of a view are compared, changed or not: less often where `percent` is too little."""
+    repair: bool = False
+    """Whether rows that are wrong are sent through the log again, as by `cdc verify --repair`."""
+
+
+NO_PROOF = ProofSettings.model_construct(percent=0.0)
 
 
 def _proof(value: object) -> object:
     """YAML reads `off` as a truth value."""
-    return {"percent": 0} if value is False else value
+    return NO_PROOF if value is False else value
 
 
 class _Loader(yaml.SafeLoader):
@@ -131,7 +138,7 @@ class Pipeline(Section):
     )
     """Kafka Connect's REST interface: its URL, or settings."""
     proof: Annotated[ProofSettings, BeforeValidator(_proof)] = ProofSettings()
-    """How rows that have changed are compared with Postgres during a run; `off`: not at all."""
+    """How rows are compared with Postgres during a run; `off`: not at all."""
     notify: tuple[NotifySettings, ...] = ()
     """Who is notified of trouble."""
     delete_retention_hours: float = Field(default=168.0, gt=0)

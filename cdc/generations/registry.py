@@ -89,12 +89,27 @@ class RetainedView:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """How far a comparison of all rows of a view has come, slice by slice. Stored.
+
+    since   Unix seconds by Postgres' clock: every row that has been in a slice was compared later
+    side    whose rows are listed next: the view's, then the source's
+    cursor  where the next slice begins, as that side has it; None: with the first row
+    """
+
+    since: float
+    side: Literal["view", "source", "end"] = "view"
+    cursor: str | None = None
+
+
+@dataclass(frozen=True)
 class Proof:
     """A view was proved equal to its source `through` a moment. Every row of it was compared at
     `complete_at` or later. Both in Unix seconds, by Postgres' clock; stored.
 
     `generation`: the view's; `shape`: of its tables, see `cdc.verify.proof.view_shapes`; what was committed
-    later than `through` lies at or above `offsets`, by partition of the topic with `topic_id`.
+    later than `through` lies at or above `offsets`, by partition of the topic with `topic_id`. `repaired`:
+    rows that a run has repaired since `cdc verify` or a rebuild compared all of them.
     """
 
     generation: str
@@ -103,9 +118,11 @@ class Proof:
     topic_id: str
     offsets: Sequence[int]
     shape: str = ""
+    sweep: Sweep | None = None
+    repaired: int = 0
 
     def continues(self, other: "Proof | None") -> bool:
-        """Whether both began with the same comparison of all rows."""
+        """Whether both go on from the same comparison of all rows."""
         return other is not None and (self.generation, self.shape, self.complete_at) == (
             other.generation,
             other.shape,
@@ -132,12 +149,14 @@ class Damage:
     found_at    Unix seconds
     rows        how many differed
     ids         some of them
+    unrepaired  why the run, which repairs rows, hasn't repaired these; empty if it repairs none
     """
 
     generation: str
     found_at: float
     rows: int
     ids: Sequence[str]
+    unrepaired: str = ""
 
 
 @dataclass(frozen=True)
@@ -291,7 +310,7 @@ class Registry:
                 if value and "rows" in value:
                     generations.damages[fields[0]] = Damage(**value)
                 elif value:
-                    generations.proofs[fields[0]] = Proof(**value)
+                    generations.proofs[fields[0]] = _proof(value)
             case "pause":
                 generations.pause = Pause(**value) if value else None
             case "claim" if value:
@@ -313,3 +332,8 @@ class Registry:
 
 def _work(value: Any) -> Work:
     return Rollback(**value) if value["phase"] == "rolling back" else GenerationBuild(**value)
+
+
+def _proof(value: Any) -> Proof:
+    sweep = value.pop("sweep", None)
+    return Proof(**value, sweep=Sweep(**sweep) if sweep else None)

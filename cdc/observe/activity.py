@@ -116,14 +116,23 @@ def _with_proof(view: ViewStatus, registered: Generations) -> ViewStatus:
     generation = view.generation or FIRST
     if damage and view.changes is not None and damage.generation == generation:
         return replace(
-            view, wrong_at=damage.found_at, wrong=damage.rows, wrong_ids=tuple(damage.ids)
+            view,
+            wrong_at=damage.found_at,
+            wrong=damage.rows,
+            wrong_ids=tuple(damage.ids),
+            unrepaired=damage.unrepaired,
         )
     if proof is None or view.changes is None or proof.generation != generation:
         return view
     if view.at is None and any(proof.offsets):
         # The view is lost.
         return view
-    return replace(view, proved_through=proof.through, complete_at=proof.complete_at)
+    return replace(
+        view,
+        proved_through=proof.through,
+        complete_at=proof.complete_at,
+        repaired=proof.repaired,
+    )
 
 
 def _build_status(registered: Generations) -> BuildStatus | None:

@@ -10,7 +10,7 @@ from cdc.apply.progress import WORKING
 from cdc.capture.connector import ALIKE
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import LOOK_AGAIN, Finding, exit_code, find, verdict, worst_first
-from cdc.model.wording import UNKNOWN, clock, duration
+from cdc.model.wording import UNKNOWN, clock, duration, full_stopped
 from cdc.observe.forecast import find_memory_risk
 from cdc.observe.status import NEVER_RUN, SinkStatus, Status, ViewStatus
 from cdc.readiness.checks import LOOK_AT_TRANSACTIONS, check_slot_risk
@@ -82,6 +82,8 @@ def proof_sentence(status: Status) -> str:
     if not proved:
         return ""
     text = f"proved through {clock(min(proved))}, all rows since {clock(min(complete))}"
+    if repaired := sum(view.repaired for _, view in views):
+        text += f", {repaired:,} {'row' if repaired == 1 else 'rows'} repaired"
     unproved = [f"{view.table} in {sink}" for sink, view in views if view.proved_through is None]
     if not unproved:
         return text
@@ -248,6 +250,8 @@ def _difference(view: ViewStatus, sink: str) -> Finding:
         f"{view.table} in {sink}: {view.wrong:,} {'row differs' if one else 'rows differ'} from Postgres,"
         f" with {'key' if one else 'keys such as'} {keys}."
     )
+    if view.unrepaired:
+        message += f" `cdc run` hasn't repaired them: {full_stopped(view.unrepaired)}"
     fix = f"cdc -p FILE verify --sink {sink} --table {view.table} --repair"
     finding = find(
         "view-differs",

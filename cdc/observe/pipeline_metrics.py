@@ -59,6 +59,17 @@ GAUGES: Descriptions = {
         "sink",
         "table",
     ),
+    "cdc_view_compared_timestamp_seconds": (
+        "Since when all rows of the view were compared, Unix time; the worst views only.",
+        "sink",
+        "table",
+    ),
+    "cdc_view_repaired_rows": (
+        "Rows that `cdc run` has repaired by itself since `cdc verify` compared all of them; the worst"
+        " views only.",
+        "sink",
+        "table",
+    ),
     "cdc_rebuild_up": ("1 while its command is alive.", "sink", "phase"),
     "cdc_rebuild_done_records": ("Records replayed.", "sink", "phase"),
     "cdc_rebuild_total_records": ("Records to replay.", "sink", "phase"),
@@ -155,6 +166,9 @@ def _add_sink(figures: Figures, sink: SinkStatus) -> None:
         figures.add("cdc_view_lag_records", view.lag_records, *place)
         figures.add("cdc_view_generation_timestamp_seconds", begun, *place)
         figures.add("cdc_view_proved_timestamp_seconds", view.proved_through, *place)
+        figures.add("cdc_view_compared_timestamp_seconds", view.complete_at, *place)
+        if view.proved_through is not None:
+            figures.add("cdc_view_repaired_rows", view.repaired, *place)
     if build := sink.build:
         figures.add("cdc_rebuild_up", build.at_work, sink.name, build.phase)
         figures.add("cdc_rebuild_done_records", build.done, sink.name, build.phase)

@@ -82,12 +82,16 @@ class ViewStatus:
     """Unix seconds: the view was proved equal to Postgres as of then; None when it wasn't."""
     complete_at: float | None = None
     """Unix seconds since which every row was compared for that."""
+    repaired: int = 0
+    """Rows that `cdc run` has repaired by itself since `cdc verify` or a rebuild compared all of them."""
     wrong_at: float | None = None
     """Unix seconds: when the view was last found to differ from Postgres; None when it wasn't."""
     wrong: int = 0
     """Rows that differed then."""
     wrong_ids: tuple[str, ...] = ()
     """Some of their keys."""
+    unrepaired: str = ""
+    """Why `cdc run`, which repairs rows, hasn't repaired these; empty if it repairs none."""
 
 
 @dataclass(frozen=True)

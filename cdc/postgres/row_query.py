@@ -54,6 +54,38 @@ def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Comp
     return query
 
 
+def key_page_query(
+    table: Table, after: Sequence[str], last: Sequence[str], limit: int
+) -> sql.Composed:
+    """Build the query of up to `limit` rows in the order of their keys: the id, and the key's texts as JSON. An
+    index of the key is used.
+
+    after, last: the texts of keys: only rows after the first one and up to the second one are wanted. Without
+    `last`, the rows come from the last one backwards.
+    """
+    names = [sql.Identifier(name) for name in table.key]
+    key = sql.SQL("({})").format(sql.SQL(", ").join(names))
+    types = [sql.SQL(table.column(name).type) for name in table.key]
+    conditions = [sql.SQL("({})").format(sql.SQL(table.where.sql))] if table.where else []
+    for comparison, texts in ((">", after), ("<=", last)):
+        if texts:
+            condition = sql.SQL("{} {} {}").format(
+                key, sql.SQL(comparison), _cast_row(types, texts)
+            )
+            conditions.append(condition)
+    query = sql.SQL("SELECT {}, json_build_array({})::text FROM {}").format(
+        identity(table),
+        sql.SQL(", ").join(sql.SQL("{}::text").format(name) for name in names),
+        own_rows(table),
+    )
+    if conditions:
+        query += sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
+    order = sql.SQL(", ") if last else sql.SQL(" DESC, ")
+    return query + sql.SQL(" ORDER BY {}{} LIMIT {}").format(
+        order.join(names), sql.SQL("" if last else " DESC"), sql.Literal(limit)
+    )
+
+
 def snapshot_overrides(tables: Sequence[Table]) -> dict[str, str]:
     """The connector's settings that override the snapshot's query for each table with dates or
     children: its default would bring other rows or values than the log.
@@ -157,17 +189,18 @@ def id_condition(table: Table, ids: Sequence[str]) -> sql.Composable:
     values = [_key_values(row_id, len(kinds)) for row_id in ids]
     if not all(_castable(kinds, parts) for parts in values):
         return text_condition(table, ids)
-    rows = [_cast_row(kinds, parts) for parts in values if parts]
+    types = [sql.SQL(kind) for kind in kinds]
+    rows = [_cast_row(types, parts) for parts in values if parts]
     if not rows:
         return sql.SQL("false")
     names = sql.SQL(", ").join(map(sql.Identifier, table.key))
     return sql.SQL("({}) IN (VALUES {})").format(names, sql.SQL(", ").join(rows))
 
 
-def _cast_row(kinds: Sequence[str], parts: Sequence[str]) -> sql.Composable:
+def _cast_row(types: Sequence[sql.Composable], parts: Sequence[str]) -> sql.Composable:
     casts = [
-        sql.SQL("{}::{}").format(sql.Literal(part), sql.SQL(kind))
-        for kind, part in zip(kinds, parts, strict=True)
+        sql.SQL("{}::{}").format(sql.Literal(part), type_)
+        for type_, part in zip(types, parts, strict=True)
     ]
     return sql.SQL("({})").format(sql.SQL(", ").join(casts))
 

@@ -202,12 +202,22 @@ view holds it. Runs on executors, so it is pickled.
 """
 
 
+ListIds = Callable[[str | None], tuple[Sequence[str], str | None]]
+"""Lists ids of a view from a cursor on, some thousand at a time, and returns where the next call goes on. None: at
+the beginning, and after the end. One listing, however long it takes, has every row that was there all the
+time and hasn't changed; some come twice. Runs on executors, so it is pickled.
+"""
+
+
 @runtime_checkable
 class RowReader(Protocol):
-    """A sink whose rows executors can read by id without a frame. `cdc run` compares changed rows with it."""
+    """A sink whose rows executors can read by id without a frame. `cdc run` compares rows with it."""
 
     def row_reader(self, table: Table) -> ReadRows:
         """Return a function that reads rows of the view as it is now."""
+
+    def id_lister(self, table: Table) -> ListIds:
+        """Return a function that lists the ids of all rows of the view."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Compare the rows that have changed, in one task of one job: plain Python, no frames.
+"""Compare the rows that have changed, and a slice of all rows, in one task of one job: plain Python, no frames.
 
 In:  for each table a range of its topic, and its views. Out: ids of the rows that differ.
 Invariant: values stay with the executor. If a side can't be read, the answer has an error: it neither
@@ -8,18 +8,19 @@ finds a difference nor proves anything.
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.members import members
 from cdc.codec.record import RecordDecoder, Unreadable
+from cdc.generations.registry import Sweep
 from cdc.kafka.log_reader import OffsetRange, read_records
 from cdc.model.table import Table
 from cdc.model.trace import kind
 from cdc.postgres import source
 from cdc.postgres.row_query import source_names
-from cdc.sink.contract import ReadRows
+from cdc.sink.contract import ListIds, ReadRows
 from cdc.sink.lane_run import freeze_gc, task_numbers
 from cdc.verify.bucket_hashes import difference
 from cdc.verify.row_equality import Comparable, comparable
@@ -27,6 +28,7 @@ from cdc.verify.source_rows import (
     IDS_PER_QUERY,
     begin_in_snapshot,
     fetch_rows,
+    list_ids,
     require_all_rows,
 )
 
@@ -42,6 +44,34 @@ ABSENT = -1
 """In place of the hash of a row that the view lacks. `Comparable.state_hash` is never negative."""
 
 
+SLICE_ROWS = 2000
+"""Ids that a slice lists, or some more. It is compared within a second, so that turns stay short."""
+SLICE_S = 2.0
+"""How long a slice lists ids. For Postgres, the limit of the query: a slice that takes longer fails."""
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """Which slice of all rows of a view is compared. list_ids: lists ids of the view."""
+
+    begin: Sweep
+    list_ids: ListIds
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A slice of all rows of a view.
+
+    ids    are compared
+    after  where the next slice begins; None: nothing was listed
+    error  why not, without values
+    """
+
+    ids: frozenset[str] = frozenset()
+    after: Sweep | None = None
+    error: str | None = None
+
+
 @dataclass(frozen=True)
 class ChangedView:
     """A view to compare. suspects: ids that are compared, whether they have changed or not."""
@@ -49,6 +79,7 @@ class ChangedView:
     sink: str
     read: ReadRows
     suspects: frozenset[str]
+    slicing: Slicing | None = None
 
 
 @dataclass(frozen=True)
@@ -68,17 +99,17 @@ class ChangedTable:
 class ChangedAnswer:
     """What became of a view.
 
-    rows       how many were compared
     differing  by the id of a row that differs: the hash of the view's row, or ABSENT
     explained  suspects with a record in the range
+    slice      of all rows
     error      why the view couldn't be compared, without values
     """
 
     sink: str
     table: str
-    rows: int = 0
     differing: Mapping[str, int] = field(default_factory=dict)
     explained: frozenset[str] = frozenset()
+    slice: Slice = Slice()
     error: str | None = None
 
 
@@ -118,8 +149,9 @@ class _Task:
         name = changed.table.qualified
         try:
             changed_ids = self._changed_ids(changed)
-            suspects = frozenset[str]().union(*(view.suspects for view in changed.views))
-            ids = sorted(changed_ids | suspects)
+            slices = {view.sink: self._list_slice(changed, view) for view in changed.views}
+            own_ids = {view.sink: view.suspects | slices[view.sink].ids for view in changed.views}
+            ids = sorted(changed_ids.union(*own_ids.values()))
             expected = _collect(self._source_rows(changed, ids)) if ids else {}
         except Exception as error:
             return [ChangedAnswer(view.sink, name, error=kind(error)) for view in changed.views]
@@ -128,11 +160,11 @@ class _Task:
         for view in changed.views:
             try:
                 actual = _collect(view.read(ids)) if ids else {}
-                compared_ids = changed_ids | view.suspects
+                compared_ids = changed_ids | own_ids[view.sink]
                 differing = _differing(changed.table, rules, compared_ids, expected, actual)
                 explained = view.suspects & changed_ids
                 answers.append(
-                    ChangedAnswer(view.sink, name, len(compared_ids), differing, explained)
+                    ChangedAnswer(view.sink, name, differing, explained, slices[view.sink])
                 )
             except Exception as error:
                 answers.append(ChangedAnswer(view.sink, name, error=kind(error)))
@@ -154,6 +186,35 @@ class _Task:
             row_ids.add(row_id)
         return frozenset(row_ids)
 
+    def _list_slice(self, changed: ChangedTable, view: ChangedView) -> Slice:
+        """List the ids of a slice. A failure keeps no other row from being compared."""
+        if view.slicing is None:
+            return Slice()
+        begin = view.slicing.begin
+        try:
+            if begin.side == "view":
+                ids, cursor = _list_some(view.slicing.list_ids, begin.cursor)
+            else:
+                listed, cursor = self._list_source(changed, begin.cursor)
+                # What the view has, it has listed.
+                ids = listed - _collect(view.read(sorted(listed))).keys()
+        except Exception as error:
+            return Slice(error=kind(error))
+        if cursor is None:
+            side: Literal["source", "end"] = "source" if begin.side == "view" else "end"
+            return Slice(ids, replace(begin, side=side, cursor=None))
+        return Slice(ids, replace(begin, cursor=cursor))
+
+    def _list_source(
+        self, changed: ChangedTable, cursor: str | None
+    ) -> tuple[frozenset[str], str | None]:
+        with closing(source.open_session(self.dsn)) as connection:
+            require_all_rows(connection, source_names(changed.table), self.dsn_setting)
+            begin_in_snapshot(connection, changed.settings)
+            connection.execute(f"SET LOCAL statement_timeout = '{SLICE_S}s'".encode())
+            ids, cursor = list_ids(connection, changed.table, cursor, SLICE_ROWS)
+            return frozenset(ids), cursor
+
     def _source_rows(self, changed: ChangedTable, ids: Sequence[str]) -> Iterator["pa.RecordBatch"]:
         with closing(source.open_session(self.dsn)) as connection:
             require_all_rows(connection, source_names(changed.table), self.dsn_setting)
@@ -161,6 +222,17 @@ class _Task:
             for start in range(0, len(ids), IDS_PER_QUERY):
                 chunk_ids = ids[start : start + IDS_PER_QUERY]
                 yield from fetch_rows(connection, changed.table, chunk_ids, changed.settings)
+
+
+def _list_some(list_ids: ListIds, cursor: str | None) -> tuple[frozenset[str], str | None]:
+    """List ids until there are enough, or for long enough: pages may be empty."""
+    deadline = time.monotonic() + SLICE_S
+    ids: set[str] = set()
+    while True:
+        page, cursor = list_ids(cursor)
+        ids.update(page)
+        if cursor is None or len(ids) >= SLICE_ROWS or time.monotonic() > deadline:
+            return frozenset(ids), cursor
 
 
 def _collect(batches: Iterable["pa.RecordBatch"]) -> Rows:

@@ -4,12 +4,11 @@ In:  a comparison's beginning, and its results. Out: a `Proof` of each view, in 
 Invariant: a proof is of one generation and one shape, and says nothing of another.
 
 A comparison of all rows proves a view through the moment at which it began. `cdc run` moves the proof
-forward by comparing the rows with a change in the log since then (`cdc.verify.prover`). Changes that the
-log lacks, and rows changed only in a sink, are only found by the next comparison of all rows.
+forward (`cdc.verify.prover`): by comparing the rows with a change in the log since then, and slowly all others.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 
 import structlog
@@ -49,7 +48,8 @@ class Beginning:
 
 
 def begin(pipeline: Pipeline, tables: Sequence[Table], sinks: Sequence[Sink]) -> Beginning:
-    """Note where the logs end and which generations are there, before anything is compared.
+    """Note where the logs end and which generations are there: once the views are current, because the first
+    change names the first generation, and before anything is compared.
 
     Raises:
         SourceError, ConnectorError: a server can't be read.
@@ -120,7 +120,7 @@ def record(
                     continue
                 if comparison.verdict == "differs":
                     damage = damage_of(comparison, generation, beginning.at)
-                    entries.append((("proof", *view), vars(damage)))
+                    entries.append((("proof", *view), asdict(damage)))
                 elif comparison.equal and comparison.proves:
                     end = beginning.ends[comparison.table]
                     shape = beginning.shapes[view]
@@ -133,17 +133,19 @@ def record(
                     )
                     # `cdc run` may have proved the rows that have changed through a later moment.
                     if current and is_known and current.through > beginning.at:
-                        proof = replace(current, complete_at=beginning.at)
-                    entries.append((("proof", *view), vars(proof)))
+                        proof = replace(current, complete_at=beginning.at, sweep=None, repaired=0)
+                    entries.append((("proof", *view), asdict(proof)))
             if entries:
                 registry.write(*entries)
     except CdcError as error:
         log.warning("proof_not_recorded", error=error.message)
 
 
-def damage_of(comparison: Comparison, generation: str, found_at: float) -> Damage:
+def damage_of(
+    comparison: Comparison, generation: str, found_at: float, unrepaired: str = ""
+) -> Damage:
     ids = [difference.id for difference in comparison.sample]
-    return Damage(generation, found_at, comparison.wrong, ids)
+    return Damage(generation, found_at, comparison.wrong, ids, unrepaired)
 
 
 def _read_generations(tables: Sequence[Table], sinks: Sequence[Sink]) -> dict[View, str]:

@@ -9,13 +9,17 @@ Invariant: only `TableVerification` says that a row is wrong. A turn only says w
     3. judge the rows that differ (`turns`); record how far each view is proved, unless rows of it may
        have changed without a record meanwhile (`proof.view_shapes`)
 
-The pause after a turn is as long as the turn's CPU may take by the file's `proof.percent`.
+If not all rows of a view have been compared for `proof.sweep_hours`, each turn also compares a slice of
+them, of one view after the other. A sweep first lists the rows of the view, then those of Postgres that
+the view lacks. How far it has come is in the registry, so that the next run goes on from there.
+
+The pause after a turn is as long as the turn's work may take by the file's `proof.percent`.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,20 +29,28 @@ from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.control.repetition import repeating
 from cdc.errors import CdcError, ConnectorError, Interrupted, SinkRejected, SinkUnavailable
-from cdc.generations.registry import Proof, Registry
+from cdc.generations.registry import Proof, Registry, Sweep
 from cdc.kafka.log_reader import OffsetRange
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres.table_survey import tables_in
-from cdc.sink.contract import RowReader, Sink, positions
+from cdc.sink.contract import Expiring, RowReader, Sink, positions
 from cdc.sink.factory import open_clocks
+from cdc.sink.remedy import classify
 from cdc.verify.barrier import Barrier, WaitOptions, passed_views, place_barrier, read_time_ms
-from cdc.verify.changed_rows import ChangedAnswer, ChangedTable, ChangedView, compare_changed
+from cdc.verify.changed_rows import (
+    ChangedAnswer,
+    ChangedTable,
+    ChangedView,
+    Slicing,
+    compare_changed,
+)
 from cdc.verify.comparison import Comparison, Options, View
 from cdc.verify.proof import damage_of, view_shapes
+from cdc.verify.repair import repair
 from cdc.verify.source_rows import clock_setting
-from cdc.verify.turns import Moment, ProvedView, begin, judge, range_end
+from cdc.verify.turns import Moment, ProvedView, begin, judge, mark_of, next_slice, range_end
 from cdc.verify.verification import TableVerification
 
 if TYPE_CHECKING:
@@ -56,6 +68,10 @@ TURN_OFFSETS = 20_000
 BEHIND_OFFSETS = 1_000_000
 """A view that is further behind is proved no longer: comparing all rows is faster."""
 CONFIRM_S = 120.0
+REPAIR_ROWS = 100
+"""Rows of a view that a turn repairs at most."""
+SLICE_RETRY_S = 600.0
+"""The pause of a sweep that couldn't list rows. Changed rows are compared meanwhile."""
 JOB_S = 0.035
 """CPU that a job takes in Spark, whatever it does: see `cdc.spark.lane_records`."""
 EVERY_S = 1.0
@@ -136,12 +152,20 @@ class Prover:
         """Views that had not passed the last barrier in time."""
         self._clocks: dict[str, int] = {}
         """By view: the time of its documents in the last turn, which the next barrier has to be behind."""
-        self._cpu_s = 0.0
-        """Of this turn, outside of its thread."""
+        self._work_s = 0.0
+        """Of this turn, outside of its thread: CPU, or the time that servers have taken to answer."""
         self._resume_at = 0.0
         self._seen: object = None
         self._proving: Proving | None = None
         self._unread: dict[View, str] = {}
+        self._unlisted: dict[View, str] = {}
+        """Why no slice of a view could be listed."""
+        self._sweep_at = 0.0
+        """When the next slice of any view may be compared."""
+        self._slice_at: dict[View, float] = {}
+        """When the last slice of a view was compared; of a view that couldn't be listed, when the next one is."""
+        self._repaired: dict[View, set[str]] = {}
+        """Rows that were repaired: each once."""
 
     def turn(self) -> None:
         """Take a turn, if its time has come.
@@ -153,7 +177,7 @@ class Prover:
             return
         self._resume_at = time.monotonic() + LEAST_PAUSE_S
         began_s = time.thread_time()
-        self._cpu_s = 0.0
+        self._work_s = 0.0
         context = self._spark.sparkContext
         context.setLocalProperty("spark.scheduler.pool", POOL)
         context.addJobTag(POOL)
@@ -167,9 +191,9 @@ class Prover:
             self.close()
             raise
         finally:
-            cpu_s = self._cpu_s + time.thread_time() - began_s
+            work_s = self._work_s + time.thread_time() - began_s
             least_s = max(LEAST_PAUSE_S, len(self._views) / RECORDS_PER_S)
-            pause_s = max(least_s, cpu_s * 100 / pipeline.proof.percent)
+            pause_s = max(least_s, work_s * 100 / pipeline.proof.percent)
             self._resume_at = time.monotonic() + pause_s
 
     def close(self) -> None:
@@ -187,10 +211,11 @@ class Prover:
         shapes = view_shapes(tables, proving.sinks, opened.control)
         self._follow(proving, opened.registry, shapes, now_ms / 1000)
         marked = list(self._mark(proving, opened.kafka, tables, now_ms))
+        slices = self._choose_slice(marked, proving, now_ms / 1000)
         compared: list[ChangedTable] = []
         ends: dict[View, Position] = {}
         for mark in marked:
-            for changed, end in self._parts(mark, proving.sinks, opened.registry):
+            for changed, end in self._parts(mark, proving.sinks, opened.registry, slices):
                 compared.append(changed)
                 ends |= {(view.sink, changed.table.qualified): end for view in changed.views}
         answers = self._compare(proving.pipeline, compared)
@@ -278,8 +303,33 @@ class Prover:
         if self._stopping.is_set():
             raise Interrupted("The run ends.", hint="no action needed")
 
+    def _choose_slice(
+        self, marked: Sequence[Marked], proving: Proving, now: float
+    ) -> Mapping[View, Sweep]:
+        """Choose the view that has waited longest for its next slice, if any waits for one."""
+        sinks = {sink.name: sink for sink in proving.sinks}
+        period_s = proving.pipeline.proof.sweep_hours * 3600
+        waiting: dict[View, Sweep] = {}
+        for mark in marked:
+            for view in mark.passed:
+                if (
+                    can_sweep(sinks[view[0]], mark.table)
+                    and self._slice_at.get(view, 0.0) <= time.monotonic()
+                    and (begin_at := next_slice(self._views[view], now, period_s))
+                ):
+                    waiting[view] = begin_at
+        if not waiting or time.monotonic() < self._sweep_at:
+            return {}
+        chosen = min(waiting, key=lambda view: self._slice_at.get(view, 0.0))
+        self._slice_at[chosen] = time.monotonic()
+        return {chosen: waiting[chosen]}
+
     def _parts(
-        self, mark: Marked, sinks: Sequence[Sink], registry: Registry
+        self,
+        mark: Marked,
+        sinks: Sequence[Sink],
+        registry: Registry,
+        slices: Mapping[View, Sweep],
     ) -> Iterator[tuple[ChangedTable, Position]]:
         """Divide the views of a table by where their ranges begin. Yields also where these end."""
         table = mark.table
@@ -303,18 +353,22 @@ class Prover:
                 )
                 if first < last
             )
+            compared: list[ChangedView] = []
             try:
-                readers = {
-                    sink.name: sink.row_reader(table) for sink in own if isinstance(sink, RowReader)
-                }
+                for sink in own:
+                    assert isinstance(sink, RowReader)
+                    view = (sink.name, table.qualified)
+                    begin_at = slices.get(view)
+                    slicing = Slicing(begin_at, sink.id_lister(table)) if begin_at else None
+                    suspects = frozenset(self._views[view].suspects)
+                    compared.append(
+                        ChangedView(sink.name, sink.row_reader(table), suspects, slicing)
+                    )
             except (SinkUnavailable, SinkRejected) as error:
                 log.warning("proof_failed", error=error.message, hint=error.hint)
                 continue
-            compared = tuple(
-                ChangedView(name, read, frozenset(self._views[name, table.qualified].suspects))
-                for name, read in readers.items()
-            )
-            yield ChangedTable(table, ranges, compared, clock_setting(table, mark.now)), until
+            setting = clock_setting(table, mark.now)
+            yield ChangedTable(table, ranges, tuple(compared), setting), until
 
     def _compare(
         self, pipeline: Pipeline, tables: Sequence[ChangedTable]
@@ -323,14 +377,19 @@ class Prover:
         busy: list[ChangedTable] = []
         answers: list[ChangedAnswer] = []
         for changed in tables:
-            if changed.ranges or any(view.suspects for view in changed.views):
+            if changed.ranges or any(view.suspects or view.slicing for view in changed.views):
                 busy.append(changed)
             else:
                 name = changed.table.qualified
                 answers += [ChangedAnswer(view.sink, name) for view in changed.views]
         if busy:
+            began_s = time.monotonic()
             compared, cpu_s = compare_changed(self._spark, pipeline, busy)
-            self._cpu_s += cpu_s + JOB_S
+            self._work_s += cpu_s + JOB_S
+            if any(view.slicing for changed in busy for view in changed.views):
+                # By its time and not its CPU: servers that are busy are asked for slices less often.
+                took_s = time.monotonic() - began_s
+                self._sweep_at = time.monotonic() + took_s * 100 / pipeline.proof.percent
             answers += compared
         return {(answer.sink, answer.table): answer for answer in answers}
 
@@ -364,26 +423,31 @@ class Prover:
                 continue
             for view, mark in own.items():
                 state = self._views[view]
-                moment = Moment(at, mark.barrier.ends[mark.table.topic])
+                answer = answers[view]
+                moment = mark_of(state, at, mark.barrier.ends[mark.table.topic], answer.slice.after)
                 floor = mark.barrier.floors.number(view[1])
                 is_intact = (
                     present[view] == shapes[view]
                     and state.proof.is_of(stored[view[1]])
                     and distance(stored[view[1]], moment.position, floor).reached
                 )
-                answer = answers[view]
                 if not is_intact or not self._was_read(view, answer):
                     continue
                 after, wrong = judge(state, moment, ends[view], answer.differing, answer.explained)
                 if wrong:
-                    comparison = self._confirm(proving, opened.kafka, mark.table, sink, wrong)
+                    comparison, unrepaired = self._confirm(
+                        proving, opened.kafka, mark.table, sink, wrong
+                    )
                     if comparison and comparison.verdict == "differs":
-                        damage = damage_of(comparison, state.proof.generation, at)
+                        damage = damage_of(comparison, state.proof.generation, at, unrepaired)
                         log.error("rows_differ", sink=view[0], table=view[1], rows=damage.rows)
-                        entries.append((("proof", *view), vars(damage)))
+                        entries.append((("proof", *view), asdict(damage)))
                     if not comparison or not comparison.equal:
                         # The next turn begins with the same rows.
                         continue
+                    repaired = state.proof.repaired + comparison.repaired
+                    after = replace(after, proof=replace(state.proof, repaired=repaired))
+                self._was_listed(view, answer.slice.error)
                 self._views[view] = after
                 judged.add(view)
         # Another comparison may have found meanwhile that a view differs.
@@ -392,7 +456,9 @@ class Prover:
             current = opened.registry.for_sink(view[0]).proofs.get(view[1])
             state = self._views[view]
             if current and current.continues(state.proof) and current.through < state.proved.at:
-                entries.append((("proof", *view), vars(_moved(current, state.proved))))
+                moved = _moved(state.proof, state.proved)
+                self._views[view] = replace(state, proof=moved)
+                entries.append((("proof", *view), asdict(moved)))
         if entries:
             opened.registry.write(*entries)
 
@@ -406,10 +472,22 @@ class Prover:
         self._unread[view] = answer.error
         return False
 
+    def _was_listed(self, view: View, error: str | None) -> None:
+        """Put the next slice of a view off if none could be listed. Log it once."""
+        if error is None:
+            self._unlisted.pop(view, None)
+            return
+        self._slice_at[view] = time.monotonic() + SLICE_RETRY_S
+        if self._unlisted.get(view) != error:
+            log.warning("rows_not_listed", sink=view[0], table=view[1], error=error)
+        self._unlisted[view] = error
+
     def _confirm(
         self, proving: Proving, kafka: Topics, table: Table, sink: Sink, wrong: frozenset[str]
-    ) -> Comparison | None:
-        """Compare rows as `cdc verify` does. None: that couldn't be done."""
+    ) -> tuple[Comparison | None, str]:
+        """Compare rows as `cdc verify` does, and repair those that differ if the file says so. None: they couldn't
+        be compared. Also returns why rows that differ weren't repaired.
+        """
         wait = WaitOptions(CONFIRM_S, report=self._go_on)
         verification = TableVerification(
             self._spark, proving.pipeline, kafka, table, [sink], Options(), wait
@@ -417,13 +495,56 @@ class Prover:
         began_s = time.monotonic()
         try:
             (comparison,) = verification.result(sorted(wrong))
+            if comparison.verdict == "differs" and proving.pipeline.proof.repair:
+                return self._repair(proving.pipeline, table, sink, comparison)
         except CdcError as error:
             log.warning("proof_failed", error=error.message, hint=error.hint)
-            return None
-        self._cpu_s += time.monotonic() - began_s
-        return comparison
+            return None, ""
+        finally:
+            self._work_s += time.monotonic() - began_s
+        return comparison, ""
+
+    def _repair(
+        self, pipeline: Pipeline, table: Table, sink: Sink, comparison: Comparison
+    ) -> tuple[Comparison, str]:
+        """Repair the rows that differ, each once. Returns how they are then, and why they weren't repaired.
+
+        Raises Interrupted.
+        """
+        ids = {row.id for row in comparison.differences}
+        repaired = self._repaired.setdefault((sink.name, table.qualified), set())
+        if comparison.wrong > REPAIR_ROWS:
+            return comparison, f"a run repairs {REPAIR_ROWS} rows at once at most"
+        if ids & repaired:
+            return comparison, "they were repaired before, and something has changed them again"
+        try:
+            (after,) = repair(
+                self._spark, pipeline, [table], [sink], Options(timeout_s=CONFIRM_S), [comparison]
+            )
+        except Exception as error:
+            self._go_on("")
+            return comparison, classify(error, "the repair").message
+        repaired |= ids
+        log.warning("rows_repaired", sink=sink.name, table=table.qualified, rows=after.repaired)
+        return after, "they were sent through the log again, which didn't help"
+
+
+def can_sweep(sink: Sink, table: Table) -> bool:
+    """Whether a sweep can say which rows a view must have. It can't where rows expire, or are made of events, which
+    Postgres may have no longer.
+    """
+    if isinstance(sink, Expiring) and sink.lifetime_s(table) is not None:
+        return False
+    return not (table.derivation and table.derivation.events)
 
 
 def _moved(proof: Proof, proved: Moment) -> Proof:
     position = proved.position
-    return replace(proof, through=proved.at, topic_id=position.topic_id, offsets=position.offsets)
+    return replace(
+        proof,
+        through=proved.at,
+        complete_at=proved.complete_at,
+        sweep=proved.sweep,
+        topic_id=position.topic_id,
+        offsets=position.offsets,
+    )

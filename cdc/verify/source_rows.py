@@ -6,6 +6,7 @@ table.
 """
 
 import io
+import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -20,7 +21,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cdc.model.table import Table
 from cdc.postgres import source
-from cdc.postgres.row_query import bucket, id_condition, row_query, source_names, text_condition
+from cdc.postgres.row_query import (
+    bucket,
+    id_condition,
+    key_page_query,
+    row_query,
+    source_names,
+    text_condition,
+)
 from cdc.readiness.checks import CONSEQUENCE_OF_READER, hidden_rows
 from cdc.readiness.facts import read_hidden
 
@@ -197,6 +205,30 @@ def fetch_rows(
         first = []
         rows = copy_rows(connection, row_query(table, text_condition(table, ids)).as_string(None))
     yield from chain(first, rows)
+
+
+def list_ids(
+    connection: source.Connection, table: Table, cursor: str | None, limit: int
+) -> tuple[list[str], str | None]:
+    """List ids of a table in the order of their keys, up to the last key that was there at the beginning: see
+    `cdc.sink.contract.ListIds`.
+    """
+
+    def read(after: Sequence[str], last: Sequence[str], count: int) -> list[Any]:
+        return connection.execute(key_page_query(table, after, last, count)).fetchall()
+
+    after: Sequence[str] = ()
+    if cursor is not None:
+        after, last = json.loads(cursor)
+    elif newest := read((), (), 1):
+        last = json.loads(newest[0][1])
+    else:
+        return [], None
+    rows = read(after, last, limit)
+    ids = [row_id for row_id, _ in rows]
+    if len(rows) < limit:
+        return ids, None
+    return ids, json.dumps([json.loads(rows[-1][1]), last])
 
 
 def _within_pages(condition: sql.Composable | None, low: int, high: int | None) -> sql.Composable:

@@ -56,7 +56,7 @@ MAX_ROUNDS = 5
 """Comparisons of suspects. Rows that are suspects after the last one count as undecided."""
 Suspects = Mapping[str, Sequence[str]]
 """By sink, ids of rows to compare again."""
-CLOCKS_S = 60.0
+EXPIRY_CLOCKS_S = 60.0
 """How much the clocks of Postgres, of the cache and of this process may differ where rows expire."""
 WRONG = "wrong"
 SUSPECT = "suspect"
@@ -71,12 +71,14 @@ def verify(
     *,
     report: Callable[[str], object] = lambda _: None,
     stalled: StalledViews | None = None,
+    current: Callable[[], object] = lambda: None,
 ) -> list[Comparison]:
     """Wait for the views, compare them, and compare again what changed.
 
     Returns a comparison per table and sink. `report` is called with a sentence about each step or
-    wait. With `stalled`, a view that doesn't move until somebody acts isn't waited for: its
-    comparison has a problem, and the other views are compared.
+    wait, and `current` when the views are current, before anything is compared. With `stalled`, a view
+    that doesn't move until somebody acts isn't waited for: its comparison has a problem, and the other
+    views are compared.
 
     Raises:
         ConnectorError: a view isn't past the barrier in time; names the hop that is late. Without
@@ -87,6 +89,7 @@ def verify(
     tables = tables_in([sink.name for sink in sinks], tables)
     wait = WaitOptions(options.timeout_s, report=report, stalled=stalled)
     not_awaited = wait_until_current(pipeline, tables, sinks, wait)
+    current()
     compared = {
         view: Comparison(*view, scope=options.scope, problem=error.message, hint=error.hint)
         for view, error in not_awaited.items()
@@ -365,7 +368,7 @@ class TableVerification:
             missing = wrong.where((F.col("sink") == sink.name) & (F.col("kind") == "missing"))
             if lifetime_s is None or missing.isEmpty():
                 continue
-            since_ms = int((time.time() - lifetime_s + CLOCKS_S) * 1000)
+            since_ms = int((time.time() - lifetime_s + EXPIRY_CLOCKS_S) * 1000)
             unchanged = recent_changes.ids_unchanged_since(
                 self.spark, self.pipeline.kafka, self.table, since_ms
             )

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, datetime
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -25,6 +26,10 @@ SAMPLE_ROWS = 10_000
 BOUND_CHARACTERS = 32
 """A longer text isn't stored as a bound of a file's values."""
 ID = "_cdc_id"
+PLACE = ("_cdc_partition", "_cdc_offset")
+"""Where the record of a row's last change is in the topic."""
+OFFSET_BITS = 48
+"""Of a place as one number, see `place_of`."""
 
 
 class FileWriter:
@@ -156,6 +161,69 @@ def read_ids_within(path: str, low: str, high: str) -> Iterator[tuple[int, pa.Ar
                 # Files of another writer may store text as another Arrow type.
                 yield start, ids.cast(pa.string()).combine_chunks()
             start += metadata.num_rows
+
+
+class Group(NamedTuple):
+    """A row group of a file.
+
+    start           the number of its first row in the file
+    oldest, newest  bounds of the places of its rows' last changes: see `place_of`
+    """
+
+    path: str
+    number: int
+    start: int
+    oldest: int
+    newest: int
+
+
+def groups(path: str) -> Iterator[Group]:
+    """List the row groups of a mirror's file. Raises OSError."""
+    with open_file(path) as file:
+        start = 0
+        for number in range(file.num_row_groups):
+            group = file.metadata.row_group(number)
+            columns = {
+                column.path_in_schema: column.statistics
+                for column in map(group.column, range(group.num_columns))
+            }
+            partitions, offsets = (columns[name] for name in PLACE)
+            if partitions is None or offsets is None or not offsets.has_min_max:
+                yield Group(path, number, start, 0, place_of(1 << 14, 0))
+            else:
+                oldest = place_of(partitions.min, offsets.min)
+                newest = place_of(partitions.max, offsets.max)
+                yield Group(path, number, start, oldest, newest)
+            start += group.num_rows
+
+
+def place_of(partition: Any, offset: Any) -> Any:
+    """Write the place of a record as one number: by partition, then by offset."""
+    return (partition << OFFSET_BITS) + offset
+
+
+def are_below(places: np.ndarray, offsets: Sequence[int]) -> np.ndarray:
+    """Say of each place whether it is below these offsets, by partition."""
+    ends = np.asarray(offsets, np.int64)[places >> OFFSET_BITS]
+    below: np.ndarray = (places & ((1 << OFFSET_BITS) - 1)) < ends
+    return below
+
+
+def read_places(group: Group) -> np.ndarray:
+    """Read the places of the last changes of a group's rows. Raises OSError."""
+    with open_file(group.path) as file:
+        rows = file.read_row_group(group.number, columns=list(PLACE), use_threads=False)
+    partitions, offsets = (rows[name].to_numpy().astype(np.int64) for name in PLACE)
+    places: np.ndarray = place_of(partitions, offsets)
+    return places
+
+
+def read_ids(group: Group, numbers: np.ndarray) -> list[str]:
+    """Read the ids of some rows of a group, by their numbers in it. Raises OSError."""
+    with open_file(group.path) as file:
+        ids = file.read_row_group(group.number, columns=[ID], use_threads=False)[ID]
+    listed: list[str] = ids.cast(pa.string()).take(numbers).to_pylist()
+    return listed
 
 
 def read_versions(path: str) -> pa.Table:

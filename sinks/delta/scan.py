@@ -5,11 +5,13 @@ for many small mirrors at once, tasks read the files themselves. Both by a readi
 isn't ours.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import deltalake
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 SCANNED = "id string, document string"
 GROUPED = f"table string, {SCANNED}"
 BATCH_ROWS = 1000
+LISTED_ROWS = 2000
 Item = TypeVar("Item")
 
 
@@ -62,6 +65,20 @@ class Mirror:
                     else:
                         yield batch.filter(pa.array(selection[start:end]))
                     start = end
+
+    def groups(self) -> list[parquet.Group]:
+        """List the row groups of all files, by the oldest change that each may have."""
+        groups = (group for path in self._paths for group in parquet.groups(path))
+        return sorted(groups, key=lambda group: group.oldest)
+
+    def places(self, group: parquet.Group) -> tuple[np.ndarray, np.ndarray]:
+        """Read the place of the last change of each row of a group, and whether the row is deleted."""
+        places = parquet.read_places(group)
+        selection = self._selections.get(group.path)
+        if selection is None:
+            return places, np.zeros(len(places), bool)
+        selected = selection[group.start : group.start + len(places)]
+        return places, ~np.asarray(selected, bool)
 
     @cached_property
     def _opened(self) -> deltalake.DeltaTable:
@@ -187,6 +204,45 @@ def read_ids(mirror: Mirror | None, ids: Sequence[str]) -> Iterator[pa.RecordBat
         for batch in rows.to_batches():
             columns = [row_ids(batch), documents(mirror.table, batch)]
             yield pa.RecordBatch.from_arrays(columns, names=["id", "document"])
+
+
+def list_ids(
+    mirror: Mirror, offsets: Sequence[int], cursor: str | None
+) -> tuple[list[str], str | None]:
+    """List ids of a mirror, as `cdc.sink.contract.ListIds` says.
+
+    In the order of the rows' last changes, which compaction doesn't change, up to the mirror's position at the
+    beginning: `offsets`. Rows that come after it have changed since.
+    """
+    after, ends = json.loads(cursor) if cursor else (-1, offsets)
+    found: list[tuple[np.ndarray, parquet.Group, np.ndarray]] = []
+    count = 0
+    last = -1
+    for group in mirror.groups():
+        if group.newest <= after:
+            continue
+        if count >= LISTED_ROWS and group.oldest > last:
+            break
+        places, is_deleted = mirror.places(group)
+        wanted = (places > after) & ~is_deleted & parquet.are_below(places, ends)
+        numbers = np.flatnonzero(wanted)
+        found.append((places[numbers], group, numbers))
+        count += len(numbers)
+        if count >= LISTED_ROWS:
+            listed = np.concatenate([own for own, _, _ in found])
+            last = int(np.partition(listed, LISTED_ROWS - 1)[LISTED_ROWS - 1])
+    is_end = count < LISTED_ROWS
+    ids: list[str] = []
+    for places, group, numbers in found:
+        chosen = numbers if is_end else numbers[places <= last]
+        if len(chosen):
+            ids += parquet.read_ids(group, chosen)
+    return ids, None if is_end else json.dumps([last, list(ends)])
+
+
+def list_no_ids(_: str | None) -> tuple[list[str], str | None]:
+    """List the ids of a mirror that isn't there."""
+    return [], None
 
 
 def read_mirror(mirror: Mirror) -> Iterator[pa.RecordBatch]:

@@ -24,7 +24,7 @@ from cdc.model.finding import Finding, find
 from cdc.model.outcome import Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Batch, Outcome, ReadRows, SchemaMismatch
+from cdc.sink.contract import Batch, ListIds, Outcome, ReadRows, SchemaMismatch
 from cdc.sink.promotion import require_free_space
 from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.columns import differs, refusals, schema
@@ -279,6 +279,18 @@ class Delta:
         folder = self.folder(table, "mirror")
         state = self.logs[folder].refresh()
         return partial(read_ids, Mirror(table, folder, state.version) if state else None)
+
+    def id_lister(self, table: Table) -> ListIds:
+        """Return a function that lists ids of the mirror's newest version."""
+        from cdc.sinks.delta.scan import Mirror, list_ids, list_no_ids
+
+        folder = self.folder(table, "mirror")
+        checkpoint = self.logs[folder].last_commit().checkpoint
+        state = self.logs[folder].state
+        if state is None or checkpoint is None:
+            return list_no_ids
+        mirror = Mirror(table, folder, state.version)
+        return partial(list_ids, mirror, checkpoint.position.offsets)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read the rows of many small mirrors in one job."""

@@ -195,6 +195,35 @@ def read_slice(url: str, pit: str, number: int) -> Iterator["pa.RecordBatch"]:
             last_ids = {key for key, _ in found}
 
 
+def list_ids(url: str, index: str, cursor: str | None) -> tuple[list[str], str | None]:
+    """List ids of an index, as `cdc.sink.contract.ListIds` says.
+
+    In the order of changes: a document that changes gets a higher number. So those above the highest one at
+    the beginning have changed since. Each shard counts by itself: documents may share a number.
+    """
+    path = f"/{quote(index, safe='@')}/_search"
+    query = {"size": PAGE_ROWS, "sort": ["_seq_no"], "track_total_hits": False, "_source": [OWN_ID]}
+    if cursor is None:
+        newest = {**query, "size": 1, "sort": [{"_seq_no": "desc"}]}
+        text = _retry_while_away(_search, url, path, newest)
+        if not any(_hits(text)):
+            return [], None
+        cursor = f"-1 {_last_number(text)}"
+    after, highest = map(int, cursor.split())
+    query["query"] = {"range": {"_seq_no": {"gt": after, "lte": highest}}}
+    text = _retry_while_away(_search, url, path, query)
+    ids = [_id(key, source) for key, source in _hits(text)]
+    if len(ids) < PAGE_ROWS:
+        return ids, None
+    return ids, f"{_last_number(text) - 1} {highest}"
+
+
+def _last_number(text: str) -> int:
+    """Read by what the last hit is sorted."""
+    sort_values, _ = _DECODER.raw_decode(text, text.rindex('"sort":') + len('"sort":'))
+    return int(sort_values[0])
+
+
 def _search(url: str, path: str, query: Mapping[str, Any]) -> str:
     answer = send_request(url, "POST", path, query, COMPLETE_RESULTS)
     return answer.body.decode(errors="replace")

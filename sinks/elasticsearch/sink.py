@@ -25,7 +25,7 @@ from cdc.model.finding import Finding
 from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Batch, Outcome, ReadRows, SchemaMismatch
+from cdc.sink.contract import Batch, ListIds, Outcome, ReadRows, SchemaMismatch
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import wait_until_caught_up, would_go_back
 from cdc.sink.scan import GROUPED, pages, read_pages, scan_items
@@ -177,6 +177,9 @@ class Elasticsearch:
     def row_reader(self, table: Table) -> ReadRows:
         read = partial(scan.read_ids, self.url, self._indices.readable_name(table))
         return partial(read_pages, read, scan.PAGE_ROWS)
+
+    def id_lister(self, table: Table) -> ListIds:
+        return partial(scan.list_ids, self.url, self._indices.readable_name(table))
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read many small indices, each in one search."""

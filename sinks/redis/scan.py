@@ -35,6 +35,19 @@ def read_ids(
     yield _rows(url, hashed, key_prefix, [key_prefix + row_id for row_id in ids])
 
 
+def list_ids(url: str, key_prefix: str, cursor: str | None) -> tuple[list[str], str | None]:
+    """List ids of a table, as `cdc.sink.contract.ListIds` says."""
+    server = client(url)
+    known, _, place = (cursor or " 0").rpartition(" ")
+    after, keys = server.scan(int(place), match=glob_literal(key_prefix) + "*", count=PAGE_ROWS)
+    present = str(run_id(server))
+    if cursor and known != present:
+        # A cursor means nothing to another server.
+        return [], f"{present} 0"
+    ids = [str(key)[len(key_prefix) :] for key in keys]
+    return ids, f"{present} {after}" if after else None
+
+
 def read_tables(
     url: str, tables: Mapping[str, str], unread: Sequence[str], prefix: str
 ) -> Iterator["pa.RecordBatch"]:

@@ -23,7 +23,7 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.redis.checkpoint import checkpoint_of, expected_fields
 from cdc.redis.server import HINTS, at_database, forget, view_key
-from cdc.sink.contract import Batch, Outcome, ReadRows, positions
+from cdc.sink.contract import Batch, ListIds, Outcome, ReadRows, positions
 from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
 from cdc.sink.scan import GROUPED, pages, read_pages, scan_items
 from cdc.sinks.redis import health, scan
@@ -125,6 +125,9 @@ class Redis:
 
     def row_reader(self, table: Table) -> ReadRows:
         return partial(read_pages, self._read_ids(table), scan.PAGE_ROWS)
+
+    def id_lister(self, table: Table) -> ListIds:
+        return partial(scan.list_ids, self.url, view_key(self.prefix, table.qualified))
 
     def _read_ids(self, table: Table) -> ReadRows:
         key_prefix = view_key(self.prefix, table.qualified)

@@ -127,6 +127,29 @@ def assert_read_by_id(harness: Harness, ids: Sequence[str]) -> None:
     assert _view(rows) == {key: row for key, row in harness.view().items() if key in ids}
 
 
+def assert_listed(harness: Harness, change: Callable[[], object]) -> None:
+    """What is there all the time is listed, by a listing of small pages with a change after each; what isn't there
+    isn't listed.
+    """
+    assert isinstance(harness.sink, RowReader)
+    before = harness.scanned()
+    listed: list[str] = []
+    cursor = None
+    for _ in range(200):
+        list_ids = pickle.loads(pickle.dumps(harness.sink.id_lister(harness.table)))
+        page, cursor = list_ids(cursor)
+        listed += page
+        if cursor is None:
+            break
+        change()
+    assert cursor is None, "the listing has no end"
+    after = harness.scanned()
+    unchanged = {row_id for row_id, row in before.items() if after.get(row_id) == row}
+    assert unchanged
+    assert unchanged <= set(listed), f"not listed: {unchanged - set(listed)}"
+    assert set(listed) <= before.keys() | after.keys()
+
+
 def _view(rows: Sequence[tuple[str, str]]) -> dict[str, Row]:
     documents = {key: json.loads(document) for key, document in rows}
     assert len(documents) == len(rows), "an id twice in the view"

@@ -1,5 +1,6 @@
 """Every sink keeps the laws; a sink that breaks one is caught by it."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -216,6 +217,53 @@ class Unfolded(Memory):
             first.setdefault((topic, partition, record[0]), (topic, partition, record))
         records = replace(batch.records, records=list(first.values()))
         return super().apply(replace(batch, records=records))
+
+
+LISTING = [
+    "redis",
+    "redis, shared",
+    "elasticsearch",
+    "delta",
+    "delta, compacted",
+    "delta, in a bucket",
+]
+
+
+def fill_and_list(harness: laws.Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """List a view in pages of two rows, while rows are changed, deleted and added."""
+    monkeypatch.setattr("cdc.sinks.redis.scan.PAGE_ROWS", 2)
+    monkeypatch.setattr("cdc.sinks.elasticsearch.scan.PAGE_ROWS", 2)
+    monkeypatch.setattr("cdc.sinks.delta.scan.LISTED_ROWS", 2)
+    names = [f"k{number}" for number in range(12)] + ["", "x" * 600, "ü*?"]
+    for number, name in enumerate(names):
+        harness.topic.add("c", laws.row(name, number))
+        if number % 5 == 0:
+            harness.apply()
+    harness.apply()
+    count = itertools.count()
+
+    def change() -> None:
+        number = next(count)
+        harness.topic.add("u", laws.row(f"k{number % 6}", number % 6, f"changed {number}"))
+        harness.topic.add("c", laws.row(f"new {number}", number))
+        harness.topic.add("d", laws.row(f"k{6 + number % 2}", 6 + number % 2))
+        harness.apply()
+
+    laws.assert_listed(harness, change)
+
+
+@pytest.mark.parametrize("harness", LISTING, indirect=True)
+def test_all_ids_are_listed(harness: laws.Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_and_list(harness, monkeypatch)
+
+
+@pytest.mark.parametrize("harness", ["redis"], indirect=True)
+def test_a_listing_begins_again_on_another_server(
+    harness: laws.Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = iter(["a", "a", *"b" * 1000])
+    monkeypatch.setattr("cdc.sinks.redis.scan.run_id", lambda _: next(servers))
+    fill_and_list(harness, monkeypatch)
 
 
 @pytest.mark.parametrize("harness", ["delta", "delta, compacted", "delta, unmarked"], indirect=True)

@@ -3,14 +3,17 @@
 import json
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pytest
 import redis
 from pyspark.sql import functions as F
 
 from cdc import client
+from cdc.connectors.client import Connect
 from cdc.generations.registry import Registry
 from cdc.kafka.topics import Topics
 from cdc.sinks.delta.log import TableLog
@@ -28,7 +31,7 @@ METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 """Where Spark takes the text that its commits have besides their rows."""
 PLANTED = 7
 """Faults of each class in each view: in rows that nobody changes any more."""
-CLOCKS_S = 5.0
+SAME_CLOCK_S = 5.0
 """Seconds by which the clocks of Postgres and of this process may differ: they are one machine's."""
 RATE = 60.0
 """Changes a second while views are compared: each of the five hot rows changes four times a second,
@@ -198,7 +201,7 @@ def test_status_says_through_which_moment_views_are_proved(world: "World") -> No
             for through, complete_at in first.values():
                 assert through == complete_at
                 assert through
-                assert began - CLOCKS_S < through < time.time() + CLOCKS_S
+                assert began - SAME_CLOCK_S < through < time.time() + SAME_CLOCK_S
             assert "all rows since" in world.cdc("status").stdout
             # A sample, or what has changed since a time, proves nothing.
             world.cdc("verify", "--sample", "50")
@@ -283,3 +286,154 @@ def test_status_says_through_which_moment_views_are_proved(world: "World") -> No
             assert {view for view, proof in truncated.items() if proof == (None, None)} == {
                 (sink, "public.items") for sink in SINKS
             }
+
+
+def sweep_all_the_time(
+    world: "World", patch: pytest.MonkeyPatch | None = None, repair: bool = False
+) -> None:
+    """Let sweeps follow each other, with slices that are smaller than the tables. patch: also let turns in this
+    process follow each other at once.
+    """
+    with world.file.open("a") as file:
+        settings = {"percent": 100, "sweep_hours": 0.001, "repair": repair}
+        file.write(f"proof: {json.dumps(settings)}\n")
+    if patch:
+        patch.setattr("cdc.verify.prover.LEAST_PAUSE_S", 0.2)
+
+
+def swept_since(world: "World", moment: float) -> bool:
+    """Whether all rows of all views have been compared since a moment."""
+    return all((complete_at or 0.0) > moment for _, complete_at in proofs(world).values())
+
+
+def lose(world: "World", *statements: str) -> None:
+    """Insert and delete rows while the connector leaves such changes out: the log lacks them."""
+    name = world.name
+    with Connect(world.pipeline.connect) as connect:
+        config = connect.config(name)
+        assert config
+        for skipped in ("t,c,d", config["skipped.operations"]):
+            connect.stop(name)
+            connect.put(name, {**config, "skipped.operations": skipped})
+            connect.resume(name)
+            if skipped == "t,c,d":
+                world.sql(*statements)
+                world.settle()
+
+
+def test_a_first_verify_proves_views_that_are_made_meanwhile(world: "World") -> None:
+    begin(world)
+    with ThreadPoolExecutor(1) as pool:
+        verifying = pool.submit(world.cdc, "verify")
+        time.sleep(3.0)
+        with world.running():
+            verifying.result(300)
+            assert all(through for through, _ in proofs(world).values())
+
+
+def test_a_sweep_finds_damage_in_rows_that_nobody_changes(
+    world: "World", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(world)
+    sweep_all_the_time(world, monkeypatch)
+    with world.running():
+        world.settle()
+        world.cdc("verify")
+    index = f"{world.stack.endpoints.elasticsearch}/{world.name}-public.busy"
+    http.put(f"{index}/_doc/2500", json={"id": 2500, "name": "wrong"}).raise_for_status()
+    with redis.Redis.from_url(world.cache) as server:
+        server.delete(f"{world.name}:public.busy:2600")
+    with world.running(proves=True):
+        wait_until(lambda: len(differing(world)) == 2, 180, "both views to differ")
+        assert differing(world) == [
+            ("search", "public.busy", ["2500"]),
+            ("cache", "public.busy", ["2600"]),
+        ]
+        # The other view is equal, and is swept again and again.
+        for _ in range(2):
+            moment = time.time()
+            wait_until(
+                partial(
+                    lambda since: (proofs(world)["warehouse", "public.busy"][1] or 0) > since,
+                    moment,
+                ),
+                180,
+                "a sweep of the warehouse",
+            )
+        # A change that the log lacks is in no view.
+        world.cdc("verify", "--repair")
+        lose(world, "DELETE FROM busy WHERE id = 7")
+        wait_until(lambda: len(differing(world)) == 3, 180, "all views to differ")
+        assert differing(world) == [(sink, "public.busy", ["7"]) for sink in SINKS]
+
+
+def test_a_run_repairs_what_its_sweep_finds(
+    world: "World", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(world)
+    sweep_all_the_time(world, monkeypatch, repair=True)
+    with world.running():
+        world.settle()
+        world.cdc("verify")
+    plant(world)
+    with world.running(proves=True):
+        lose(
+            world,
+            "DELETE FROM busy WHERE id = 701",
+            "INSERT INTO busy VALUES (9000, 'new', 1, now())",
+        )
+        moment = time.time()
+        wait_until(lambda: swept_since(world, moment), 400, "sweeps that find all views equal")
+        assert differing(world) == []
+        # A row that is sent again is mended in all views.
+        views = [view for sink in world.json("status")["sinks"] for view in sink["views"]]
+        assert sum(view["repaired"] for view in views) >= 3 * PLANTED + 2
+        assert "rows repaired" in world.cdc("status").stdout
+    world.assert_equal()
+
+
+def test_a_sweep_raises_no_alarm(world: "World") -> None:
+    """While rows change, and the run is killed, rows are truncated, a column is added, a view is rebuilt."""
+    begin(world)
+    sweep_all_the_time(world)
+    with Topics(world.pipeline.kafka) as kafka, writer.writing(world.dsn, RATE):
+        registry = Registry(world.pipeline, kafka)
+
+        def under_way() -> bool:
+            known = registry.read().for_sink("cache").proofs.get("public.busy")
+            return known is not None and known.sweep is not None
+
+        def come_round() -> None:
+            moment = time.time()
+
+            def is_swept() -> bool:
+                registry.read()
+                known = [registry.for_sink(sink).proofs.get("public.busy") for sink in SINKS]
+                return all(proof is not None and proof.complete_at > moment for proof in known)
+
+            wait_until(is_swept, 600, "sweeps to come round", 1.0)
+
+        def prove() -> None:
+            world.settle()
+            world.cdc("verify")
+            wait_until(under_way, 120, "a sweep to be under way", 0.5)
+
+        with world.process() as run:
+            prove()
+            run.kill()
+            run.wait(60)
+        assert under_way()
+        with world.process():
+            come_round()
+            wait_until(under_way, 120, "a sweep to be under way", 0.5)
+            world.sql("TRUNCATE busy")
+            world.sql(writer.FILL)
+            prove()
+            world.sql("ALTER TABLE busy ADD COLUMN extra int DEFAULT 7")
+            world.sql("UPDATE busy SET amount = 2 WHERE id < 900")
+            prove()
+            world.rebuild("cache")
+            wait_until(under_way, 120, "a sweep to be under way", 0.5)
+            come_round()
+        records = kafka.read_all(world.pipeline.generations_topic)
+    assert not [record.key for record in records if b'"found_at"' in (record.value or b"")]

@@ -180,6 +180,8 @@ def test_what_pages_show_of_a_file_is_accepted(tmp_path: Path, block: str) -> No
         ("path: /tmp", "without_deletion_vectors: true, path: /tmp", 10, "without_deletion_vectors: a list is", ""),
         ("kafka:", "proof: {percent: 101}\nkafka:", 2, "proof.percent", ""),
         ("kafka:", "proof: {share: 3}\nkafka:", 2, "proof.share", "accepted here: percent"),
+        ("kafka:", "proof: {percent: 0}\nkafka:", 2, "proof.percent", ""),
+        ("kafka:", "proof: {sweep_hours: 0}\nkafka:", 2, "proof.sweep_hours", ""),
         ("kafka:", "proof: on\nkafka:", 2, "proof", ""),
         ("kafka:", "notify: [{url: a.b/secret}]\nkafka:", 2, "notify.0.url: needs http:// or https://", ""),
         ("kafka:", "notify: [{url: 'https://a', severity: info}]\nkafka:", 2, "notify.0.severity", ""),
@@ -205,7 +207,7 @@ def test_a_mistake_is_named_with_its_line(
 
 
 def test_the_proof_is_on_unless_the_file_turns_it_off(tmp_path: Path) -> None:
-    assert load(tmp_path, GOOD).proof == settings.ProofSettings(percent=3.0)
+    assert load(tmp_path, GOOD).proof == settings.ProofSettings()
     assert load(tmp_path, GOOD + "proof: off\n").proof.percent == 0
 
 

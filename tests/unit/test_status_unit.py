@@ -515,6 +515,8 @@ def test_the_views_are_proved_through_the_moment_of_the_one_that_was_proved_firs
     assert proof_sentence(status) == (
         f"proved through {clock(1800.0)}, all rows since {clock(1500.0)}"
     )
+    mended = replace(status, sinks=(SinkStatus("cache", views=(replace(proved, repaired=3),)),))
+    assert proof_sentence(mended).endswith(f"all rows since {clock(1500.0)}, 3 rows repaired")
     never = SinkStatus("search", views=(ViewStatus("public.a"), ViewStatus("public.b")))
     unproved = replace(status, sinks=(*status.sinks, never))
     assert proof_sentence(unproved).endswith(

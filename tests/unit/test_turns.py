@@ -5,6 +5,7 @@ a proof.
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -12,13 +13,23 @@ from hypothesis import strategies as st
 
 from cdc.control.control_topics import Control
 from cdc.control.floors import Floors
-from cdc.generations.registry import Proof
+from cdc.generations.registry import Proof, Sweep
 from cdc.model.position import Position
 from cdc.model.table import Column, Projection, Table
 from cdc.postgres.table_definition import ColumnDefinition, Definition
 from cdc.sink.contract import Sink
+from cdc.verify import turns
 from cdc.verify.proof import view_shapes
-from cdc.verify.turns import Differing, Moment, ProvedView, begin, judge, range_end
+from cdc.verify.turns import (
+    Differing,
+    Moment,
+    ProvedView,
+    begin,
+    judge,
+    mark_of,
+    next_slice,
+    range_end,
+)
 from tests.support.budget import budget
 
 NONE = frozenset[str]()
@@ -28,7 +39,7 @@ PROVED = Proof("", 1.0, 1.0, "topic", (10,), "shape")
 
 
 def moment(number: int) -> Moment:
-    return Moment(float(number), Position("topic", (number * 10,)))
+    return Moment(float(number), Position("topic", (number * 10,)), 1.0)
 
 
 def turn(
@@ -108,6 +119,146 @@ def test_the_ends_of_short_ranges_reach_the_mark(sizes: list[tuple[int, int]], l
         )
         start = after
     raise AssertionError(start)
+
+
+SLICE = 2
+
+
+class Swept:
+    """A view of a table, and turns over both. Values are numbers that only grow; -1 is damage."""
+
+    def __init__(self) -> None:
+        self.source = dict.fromkeys("abcdef", 0)
+        self.view = dict(self.source)
+        self.log: list[str] = []
+        self.compared_at = dict.fromkeys(self.source, 0)
+        self.changed_at = dict.fromkeys(self.source, 0)
+        self.number = 0
+        self.state = begin(Proof("", 0.0, 0.0, "topic", (0,)))
+        self.found: set[str] = set()
+
+    def change(self, key: str, value: int | None) -> None:
+        """Change a row; None deletes it. The view gets all of it: that mends it."""
+        self.log.append(key)
+        self.changed_at[key] = self.number
+        for side in (self.source, self.view):
+            if value is None:
+                side.pop(key, None)
+            else:
+                side[key] = value
+
+    def list_slice(self, start: Sweep) -> tuple[set[str], Sweep]:
+        side = self.view if start.side == "view" else self.source
+        page = [key for key in sorted(side) if key > (start.cursor or "")][:SLICE]
+        ids = set(page) if start.side == "view" else set(page) - self.view.keys()
+        if len(page) == SLICE:
+            return ids, replace(start, cursor=page[-1])
+        return ids, Sweep(start.since, "source" if start.side == "view" else "end")
+
+    def turn(self, before: str = "", between: str = "", *, fails: bool = False) -> None:
+        """Take a turn. before: rows that change before its mark; between: those that change after Postgres was
+        read, and before the view is. fails: no slice can be listed.
+        """
+        self.number += 1
+        for key in before:
+            self.change(key, self.number * 10 if key < "e" else None)
+        position = Position("topic", (len(self.log),))
+        slice_begin = next_slice(self.state, float(self.number), 3.0)
+        slice_ids: set[str] = set()
+        after = None
+        if slice_begin and not fails:
+            slice_ids, after = self.list_slice(slice_begin)
+        changed = set(self.log[self.state.reached.offsets[0] :])
+        ids = changed | self.state.suspects.keys() | slice_ids
+        expected = {key: self.source.get(key) for key in ids}
+        for key in between:
+            self.change(key, self.number * 10 + 1)
+        differing = {
+            key: hash(self.view.get(key)) for key in ids if self.view.get(key) != expected[key]
+        }
+        self.compared_at |= dict.fromkeys(ids, self.number)
+        mark = turns.mark_of(self.state, float(self.number), position, after)
+        explained = frozenset(self.state.suspects.keys() & changed)
+        self.state, wrong = turns.judge(self.state, mark, position, differing, explained)
+        for key in wrong:
+            assert self.source.get(key) != self.view.get(key), f"a false alarm: {key}"
+            self.found.add(key)
+            self.change(key, self.source.get(key))
+        since = self.state.proved.complete_at
+        for key in self.source.keys() | self.view.keys():
+            known = max(self.compared_at.get(key, 0), self.changed_at.get(key, 0))
+            assert since == 0 or known >= since, f"{key} wasn't compared"
+
+
+STEPS = st.lists(st.tuples(st.text("abcdef", max_size=2), st.text("abcdef", max_size=2)))
+
+
+@budget(100)
+@given(STEPS, st.sets(st.integers(0, 30), max_size=8), st.sampled_from("abcdef"))
+def test_a_sweep_finds_what_is_wrong_in_rows_that_nobody_changes(
+    steps: list[tuple[str, str]], failing: set[int], damaged: str
+) -> None:
+    assert_swept(steps, failing, damaged)
+
+
+def assert_swept(steps: list[tuple[str, str]], failing: set[int], damaged: str) -> None:
+    swept = Swept()
+    del swept.view[damaged]
+    swept.view["x"] = -1
+    planted = {damaged, "x"} - {key for step in steps for part in step for key in part}
+    for number, (before, between) in enumerate(steps):
+        swept.turn(before, between, fails=number in failing)
+    for number in range(len(steps), len(steps) + 60):
+        swept.turn(fails=number in failing)
+    assert swept.found >= planted
+    assert swept.view == swept.source
+    assert swept.state.proved.complete_at > len(steps)
+
+
+def no_failure(view: ProvedView, at: float, position: Position, after: Sweep | None) -> Moment:
+    """Takes a slice that couldn't be listed for the last one."""
+    return Moment(at, position, at) if after is None else mark_of(view, at, position, after)
+
+
+def no_explanation(
+    view: ProvedView, mark: Moment, end: Position, differing: Differing, _: object
+) -> tuple[ProvedView, frozenset[str]]:
+    return judge(view, mark, end, differing, NONE)
+
+
+def nothing_listed(_: Swept, start: Sweep) -> tuple[set[str], Sweep]:
+    return set(), Sweep(start.since, "source" if start.side == "view" else "end")
+
+
+@pytest.mark.parametrize(
+    ("place", "bug"),
+    [
+        ("cdc.verify.turns.mark_of", no_failure),
+        ("cdc.verify.turns.judge", no_explanation),
+        (f"{__name__}.Swept.list_slice", nothing_listed),
+    ],
+)
+def test_planted_sweeps(place: str, bug: object) -> None:
+    busy = [("a", "a")] * 12
+    with mock.patch(place, bug), pytest.raises(AssertionError):
+        assert_swept(busy, {1, 4}, "c")
+
+
+def test_a_sweep_that_is_killed_goes_on_before_its_suspects() -> None:
+    """What a turn has left open, the next run compares again."""
+    swept = Swept()
+    swept.turn()
+    swept.turn()
+    del swept.view["a"]
+    while not swept.state.suspects:
+        swept.turn()
+    proved = swept.state.proved
+    assert swept.state.last.sweep != proved.sweep
+    stored = Proof("", proved.at, proved.complete_at, "topic", (0,), "", proved.sweep)
+    swept.state = begin(stored)
+    for _ in range(3):
+        swept.turn()
+    assert swept.found == {"a"}
 
 
 TABLE = Table("public", "t", (Column("id", "integer"), Column("n", "integer")), ("id",), "topic")
