@@ -246,7 +246,7 @@ def _silence(part: str, patience_s: float) -> Finding:
     hint = "look at that server, and at the network to it: it takes connections, or did, and doesn't answer"
     if os.getloadavg()[0] > (os.cpu_count() or 1):
         message += " It may only be slow: this machine has more work than its cores can do."
-        hint = "cdc -p FILE status again once this machine is less busy; if that server stays silent, look at it"
+        hint = "cdc -p FILE status: ask again once this machine is less busy; if that server stays silent, look at it"
     return _unreachable(part, CdcError(message, hint=hint))
 
 
