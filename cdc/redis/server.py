@@ -35,6 +35,7 @@ PASSING = {
     "BUSY": "it is busy with a script",
     "CLUSTERDOWN": "its cluster is down",
     "TRYAGAIN": "its cluster is moving keys",
+    "TTL": "its nodes don't agree which of them has the keys",
     "OOM": "it is out of memory",
 }
 """First words of errors that may pass in a moment, perhaps on another server of that name."""
@@ -49,7 +50,7 @@ COMMANDS = (
 """All commands that the sink uses. CONFIG isn't needed where INFO is allowed. Each is known to the
 oldest server, which refuses a list with one that isn't.
 """
-CLUSTER_COMMANDS = f"{COMMANDS} command cluster|slots cluster|nodes asking"
+CLUSTER_COMMANDS = f"{COMMANDS} get set command cluster|slots cluster|nodes asking"
 """All commands that the sink uses on a cluster."""
 STATE_COMMANDS = (
     "get set incr hkeys hlen smembers sismember sscan zadd zrem zmscore zrange zcard"

@@ -82,10 +82,10 @@ def owned(server: Any) -> list[Owned]:
     lowest: dict[str, int] = {}
     ranges = []
     with cluster_errors():
-        names = ((slot, server.nodes_manager.get_node_from_slot(slot).name) for slot in SLOTS)
-        for name, slots in itertools.groupby(names, key=lambda pair: pair[1]):
-            start = next(slots)[0]
-            ranges.append(Owned(start, lowest.setdefault(name, start)))
+        nodes = [server.nodes_manager.get_node_from_slot(slot) for slot in SLOTS]
+    for node, slots in itertools.groupby(SLOTS, key=nodes.__getitem__):
+        start = next(slots)
+        ranges.append(Owned(start, lowest.setdefault(node.name, start)))
     return ranges
 
 

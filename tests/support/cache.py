@@ -185,6 +185,11 @@ class ClusterServers:
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.primaries)
         self.url = f"redis://{hosts}/0?cluster=true"
 
+    def go_back(self, number: int) -> None:
+        """Kill a primary and start it with what it saved last; all nodes are up again then."""
+        self.primaries[number].go_back()
+        wait_until(self._is_whole, 30, "the cluster to be whole again")
+
     def promote(self, number: int) -> None:
         """Make a replica the primary; the primary is dead."""
         command(self.replicas[number], "FAILOVER", "TAKEOVER")
@@ -197,20 +202,20 @@ class ClusterServers:
 
         wait_until(is_known, 20, "all nodes to know the new primary")
 
-    def move_slot(self, slot: int, source: int, target: int) -> Iterator[str]:
-        """Move a slot in three steps, each of which a caller may do something after."""
+    def move_slot(self, slot: int, source: int, target: int) -> Iterator[None]:
+        """Move a slot, a few keys at a time; the caller may do something after each step."""
         sender, receiver = self.primaries[source], self.primaries[target]
         ids = [command(server, "MYID").decode() for server in (sender, receiver)]
         command(receiver, "SETSLOT", slot, "IMPORTING", ids[0])
         command(sender, "SETSLOT", slot, "MIGRATING", ids[1])
-        yield "begun"
+        yield
         with redis.Redis.from_url(sender.url) as server:
-            while keys := cast("list[bytes]", command(sender, "GETKEYSINSLOT", slot, 1)):
+            while keys := cast("list[bytes]", command(sender, "GETKEYSINSLOT", slot, 8)):
                 server.migrate("127.0.0.1", receiver.port, keys, 0, 5000)
-                yield "moving"
+                yield
         for server_ in (receiver, sender, *self.primaries):
             command(server_, "SETSLOT", slot, "NODE", ids[1])
-        yield "moved"
+        yield
 
     def kill(self) -> None:
         for server in self._started:
