@@ -28,13 +28,13 @@ WRITE = (
     + """
 local at = redis.call('HMGET', KEYS[1], 'epoch', ARGV[3])
 local epoch, applied = at[1] or '0', at[2] or '0'
-if below(ARGV[1], epoch) then return redis.error_reply('FENCED') end
+if below(ARGV[1], epoch) then return redis.error_reply('-FENCED by a later takeover') end
 if below(epoch, ARGV[2]) then
   redis.call('DEL', KEYS[1])
   applied = '0'
 end
 local position = ARGV[4]
-if position ~= '' and below(position, applied) then return redis.error_reply('PASSED') end
+if position ~= '' and below(position, applied) then return redis.error_reply('-PASSED by later changes') end
 local rows = #KEYS - 1
 local stay, most = {}, applied
 if below(most, position) then most = position end
