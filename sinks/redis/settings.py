@@ -150,6 +150,12 @@ class Redis(TlsSettings, SinkSettings):
     @model_validator(mode="after")
     def _check_cluster(self) -> Self:
         if not self.cluster:
+            if "," in urlsplit(self.url).netloc.rpartition("@")[2]:
+                raise InvalidSetting(
+                    "names several hosts",
+                    "write `cluster: true` if they are nodes of one",
+                    ("url",),
+                )
             return self
         for setting in ("sentinels", "spare", "shared"):
             if setting in self.model_fields_set and getattr(self, setting) not in ((), None, False):
