@@ -103,10 +103,12 @@ class ClusterPositions(Positions):
             # One node at least has nothing yet, or nothing any more.
             return fields
         fields = {name: value for name, value in newest.items() if name not in OWN_FIELDS} | fields
-        for partition in map(str, range(int(fields["partitions"]))):
+        partitions = [str(partition) for partition in range(int(fields["partitions"]))]
+        for partition in partitions:
             fields[partition] = str(min(int(at.get(partition, "0")) for at in copies.values()))
         is_guarded = all(
-            at["now"] == at.get("history") and at["takeovers"] == fields["takeovers"]
+            at["now"] == at.get("history")
+            and all(at.get(name, "0") == fields[name] for name in ("takeovers", *partitions))
             for at in copies.values()
         )
         if not is_guarded or (self._owned and set(copies) != self._lowest):

@@ -64,7 +64,6 @@ def cache(folder: Path, text: str) -> Redis:
         ("url: redis://h, cluster: true, spare: 3", "spare", "isn't for a cluster", "take it out"),
         ("url: redis://h, cluster: true, shared: true", "shared", "isn't for a cluster", "take it out"),
         ("url: redis://h/1, cluster: true", "url", "a cluster has one database", "redis://host"),
-        ("url: redis://h, cluster: true, prefix: '{s}'", "prefix", "has a brace", "prefix: shop"),
         ("url: redis://h, tables: [{table: public.items, ttl: 1 month}]", "0.ttl", "a month has no fixed", "30 days"),
         ("url: redis://h, tables: [{table: public.items, ttl: 0 days}]", "0.ttl", "rows that expire at once", "1 day"),
         ("url: redis://h, tables: [{table: 'public.*', ttl: 1 day}]", "tables.0", "ttl is a single table's", "ttl: "),
