@@ -151,6 +151,9 @@ class ClusterPositions(Positions):
     def _take_over(self, pending: PendingAdvance, fields: Mapping[str, str]) -> int:
         """Take over each copy in turn, and make those that nodes lack. All are where the least is then."""
         table = pending.advance.table
+        if not fields:
+            # The catalog's node has lost that there is such a generation.
+            raise mismatch(table, pending.advance.start, None, ours=True)
         place = self._places[table.qualified]
         copies = self._copies[table.qualified]
         # Later than any number that a node may have lost.
