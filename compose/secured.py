@@ -336,7 +336,13 @@ class Elasticsearch(SecuredWeb, servers.Elasticsearch):
         seconds.
         """
         written = path.read_text() if path.exists() else ""
-        known = json.loads(written)[USER]["indices"][0]["names"] if written else []
+        try:
+            known = json.loads(written)[USER]["indices"][0]["names"] if written else []
+        except (ValueError, LookupError, TypeError) as error:
+            raise StackError(
+                f"{path} isn't as `cdc up` has written it: {error}",
+                hint="put it back from a copy; to start over: cdc -p FILE down --purge, then cdc -p FILE up --secured",
+            ) from error
         rights = json.dumps({USER: elasticsearch_rights(sorted({*known, f"{self.pipeline}-*"}))})
         if rights != written:
             fresh = path.with_suffix(".new")

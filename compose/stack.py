@@ -230,6 +230,8 @@ def _grant(server: Server, home: Path, ports: Mapping[str, int]) -> None:
     """Give users their rights. Raises StackError with what the server, or its client, says."""
     try:
         server.grant(ports)
+    except StackError:
+        raise
     except Exception as error:
         raise StackError(
             f"{server.name} is ready, but its users don't get their rights: {type(error).__name__}: {error}",

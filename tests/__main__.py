@@ -34,7 +34,13 @@ SECOND = tuple(
 )
 """Scenarios of the third part, so that both parts with scenarios end at about the same time."""
 PARTS: Mapping[str, Sequence[str]] = {
-    "servers": ("tests/unit", "tests/browser", "tests/spark", "tests/contract", "tests/integration"),
+    "servers": (
+        "tests/unit",
+        "tests/browser",
+        "tests/spark",
+        "tests/contract",
+        "tests/integration",
+    ),
     "scenarios": ("tests/scenarios", *(f"--ignore={path}" for path in SECOND)),
     "second": SECOND,
 }

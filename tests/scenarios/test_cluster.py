@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,9 @@ def find_holder(server: redis.Redis, spark: Cluster) -> tuple[Node, psutil.Proce
     def look() -> bool:
         waiting = {client["addr"] for client in server.client_list() if "b" in client["flags"]}
         for node in spark.nodes:
-            found.extend((node, it) for it in node.executors() if waiting & connections(it))
+            # One that ends meanwhile is looked for again.
+            with suppress(psutil.NoSuchProcess):
+                found.extend((node, it) for it in node.executors() if waiting & connections(it))
         return bool(found)
 
     wait_until(look, 60, "an executor to be held in mid-batch")

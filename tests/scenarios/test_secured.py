@@ -281,8 +281,8 @@ def refuse_to_start(pipeline: Secured) -> None:
     written = rights.read_text()
     rights.write_text("cut")
     text = pipeline.cdc("up", code=3)
-    assert "elasticsearch is ready, but its users don't get their rights: JSONDecodeError" in text
-    assert "hint: its log and settings are in" in text
+    assert f"{rights} isn't as `cdc up` has written it: " in text
+    assert "hint: put it back from a copy" in text
     rights.write_text(written)
     pipeline.cdc("up")
 

@@ -44,7 +44,9 @@ def cached(world: "World", table: str, column: str = "n") -> dict[int, Any]:
     """Return what readers of the cache see of a table: a column by `id`."""
     with redis.Redis.from_url(world.cache) as cache:
         keys = list(cache.scan_iter(f"{world.name}:{table}:*"))
-        rows: list[dict[str, Any]] = [json.loads(text) for text in cache.mget(keys)] if keys else []
+        values: list[Any] = cache.mget(keys) if keys else []
+    # A key may have expired since it was listed.
+    rows: list[dict[str, Any]] = [json.loads(text) for text in values if text is not None]
     return {row["id"]: row[column] for row in rows}
 
 
