@@ -77,7 +77,7 @@ class ClusterRedis(Redis):
         self._positions.place(table)
         remove_places(self._database, [former])
 
-    def _begin(self, table: Table) -> str:
+    def key_prefix(self, table: Table) -> str:
         place = self._positions.place(table)
         # Without a place there are no rows.
         return view_key(self.prefix, place.name if place else f"{table.qualified}@")

@@ -119,16 +119,16 @@ class Redis:
         if ids is not None:
             return scan_items(spark, self._read_ids(table), pages(ids, scan.PAGE_ROWS))
         return scan_items(
-            spark, partial(scan.read_rows, self.url, self._hashed(table)), [self._begin(table)]
+            spark, partial(scan.read_rows, self.url, self._hashed(table)), [self.key_prefix(table)]
         )
 
     def row_reader(self, table: Table) -> ReadRows:
         return partial(read_pages, self._read_ids(table), scan.PAGE_ROWS)
 
     def _read_ids(self, table: Table) -> ReadRows:
-        return partial(scan.read_ids, self.url, self._hashed(table), self._begin(table))
+        return partial(scan.read_ids, self.url, self._hashed(table), self.key_prefix(table))
 
-    def _begin(self, table: Table) -> str:
+    def key_prefix(self, table: Table) -> str:
         return view_key(self.prefix, table.qualified)
 
     def _hashed(self, table: Table) -> Table | None:
@@ -138,7 +138,7 @@ class Redis:
         names = [table.qualified for table in tables]
         unread = [name for name in names if name in self.hashes]
         tables_by_prefix = {
-            self._begin(table): table.qualified
+            self.key_prefix(table): table.qualified
             for table in tables
             if table.qualified not in self.hashes
         }

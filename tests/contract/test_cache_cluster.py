@@ -14,7 +14,6 @@ import redis
 
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable
 from cdc.model.outcome import Advance
-from cdc.redis.server import CLUSTER_COMMANDS
 from cdc.sink.lane import ChunkLimits, Part, Verdicts
 from cdc.sink.lane_run import collect_outcome
 from cdc.sinks.redis import cluster_scripts
@@ -31,31 +30,16 @@ from tests.support.envelopes import Row, table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-USER = [
-    "--user",
-    "cdc",
-    "on",
-    ">hush-hush",
-    "~t_*",
-    *(f"+{word}" for word in CLUSTER_COMMANDS.split()),
-]
-
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServers]:
-    with nodes(tmp_path_factory.mktemp("cluster"), *USER) as servers:
+    with nodes(tmp_path_factory.mktemp("cluster")) as servers:
         yield servers
 
 
-def login(servers: ClusterServers) -> str:
-    """The url of a user who may do no more than the sink needs."""
-    return servers.url.replace("redis://", "redis://cdc:hush-hush@")
-
-
 def world_of(servers: ClusterServers, spark: "SparkSession", unique: str) -> Harness:
-    url = login(servers)
     return Harness(
-        spark, lambda: ClusterRedis("cache", url, unique), table(f"{unique}.public.items")
+        spark, lambda: ClusterRedis("cache", servers.url, unique), table(f"{unique}.public.items")
     )
 
 
@@ -103,10 +87,9 @@ class World:
     def __init__(self, servers: ClusterServers, prefix: str, **options: Any) -> None:
         self.servers = servers
         self.prefix = prefix
-        url = login(servers)
         self.harness = Harness(
             cast("SparkSession", None),
-            lambda: ClusterRedis("cache", url, prefix, **options),
+            lambda: ClusterRedis("cache", servers.url, prefix, **options),
             table(f"{prefix}.items"),
             partitions=1,
         )
@@ -383,7 +366,7 @@ def test_forms_of_rows(servers: ClusterServers, unique: str) -> None:
 
 
 def test_a_replica_that_takes_over_without_the_last_writes(tmp_path: Path, unique: str) -> None:
-    with nodes(tmp_path, *USER, replicas=True) as servers, in_this_process():
+    with nodes(tmp_path, replicas=True) as servers, in_this_process():
         world = World(servers, unique)
         world.change(1)
         world.go_on()

@@ -12,6 +12,7 @@ import redis
 
 from cdc.compose import host
 from cdc.compose.wheels import redis_server
+from cdc.redis.server import CLUSTER_COMMANDS
 from tests.support.wait import wait_until
 
 
@@ -162,10 +163,12 @@ def cluster(folder: Path) -> Iterator[str]:
 
 
 class ClusterServers:
-    """Three primaries, and a replica of each; `options` are words of all command lines."""
+    """Three primaries, and a replica of each. `url` is of a user who may do no more than the sink needs."""
 
-    def __init__(self, folder: Path, *options: str, replicas: bool = False) -> None:
-        words = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *options]
+    def __init__(self, folder: Path, *, replicas: bool = False) -> None:
+        words = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
+        words += ["--user", "cdc", "on", ">hush-hush", "~t_*"]
+        words += [f"+{name}" for name in CLUSTER_COMMANDS.split()]
         self._started: list[CacheServer] = []
         self.primaries = [self._start(folder / f"primary-{n}", words) for n in range(3)]
         self.replicas = [self._start(folder / f"replica-{n}", words) for n in range(3 * replicas)]
@@ -183,7 +186,7 @@ class ClusterServers:
             command(server, "REPLICATE", command(primary, "MYID").decode())
         wait_until(self._is_whole, 30, "the cluster to be whole")
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.primaries)
-        self.url = f"redis://{hosts}/0?cluster=true"
+        self.url = f"redis://cdc:hush-hush@{hosts}/0?cluster=true"
 
     def go_back(self, number: int) -> None:
         """Kill a primary and start it with what it saved last; all nodes are up again then."""
@@ -261,8 +264,8 @@ def _is_primary(nodes: bytes, node_id: str) -> bool:
 
 
 @contextmanager
-def nodes(folder: Path, *options: str, replicas: bool = False) -> Iterator[ClusterServers]:
-    servers = ClusterServers(folder, *options, replicas=replicas)
+def nodes(folder: Path, *, replicas: bool = False) -> Iterator[ClusterServers]:
+    servers = ClusterServers(folder, replicas=replicas)
     try:
         yield servers
     finally:
