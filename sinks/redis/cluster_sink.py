@@ -56,8 +56,17 @@ class ClusterRedis(Redis):
         """Give the view another, empty place, so that a writer that comes late writes to no rows that
         anybody reads.
         """
-        former = self._positions.last_place(table) or self._positions.place(table)
+        former = self._positions.last_place(table)
+        current = self._positions.place(table)
+        former = former or current
         if former is None:
+            return
+        if current is None:
+            # The catalog's node has lost where it lay. Its rows on other nodes are nobody's.
+            change(self._database, removal(former)[1])
+            self._positions.create(table)
+            self._positions.place(table)
+            remove_places(self._database, [former])
             return
         name = table.qualified
         is_live = not self._positions.generation(table)
@@ -68,7 +77,6 @@ class ClusterRedis(Redis):
             begins = [view_key(self.prefix, at.name) for at in (former, place)]
             changes += [(place.field, "", place.text), (name, begins[0], begins[1])]
         if not change(self._database, *changes):
-            self._positions.place(table)
             raise SinkUnavailable(
                 f"Generations of {name} have changed places while one was made empty.",
                 hint="no action needed; retried automatically",

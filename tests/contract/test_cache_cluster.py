@@ -14,6 +14,7 @@ import redis
 
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable
 from cdc.model.outcome import Advance
+from cdc.sink.contract import PositionLost
 from cdc.sink.lane import ChunkLimits, Part, Verdicts
 from cdc.sink.lane_run import collect_outcome
 from cdc.sinks.redis import cluster_scripts
@@ -243,6 +244,23 @@ def test_planted_a_node_that_goes_back_unnoticed(
         a_node_goes_back(world, 1)
     with pytest.raises(AssertionError):
         world.assert_right()
+
+
+def test_a_catalog_that_is_lost_is_made_again(servers: ClusterServers, unique: str) -> None:
+    """The view is made from the log then. What lay on other nodes is removed."""
+    with in_this_process():
+        world = World(servers, unique)
+        world.change(1)
+        world.go_on()
+        former = world.begin()
+        world.reader.delete(f"{unique}:_cdc:catalog")
+        with pytest.raises(PositionLost):
+            world.harness.apply(writer="run")
+        world.sink.clear(world.harness.table)
+        world.go_on()
+        world.assert_right()
+    assert world.begin() != former
+    assert list(world.reader.scan_iter(f"{former}*")) == []
 
 
 class Hasty(ClusterPositions):
