@@ -38,22 +38,16 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServers
         yield servers
 
 
-def world_of(servers: ClusterServers, spark: "SparkSession", unique: str) -> Harness:
-    return Harness(
-        spark, lambda: ClusterRedis("cache", servers.url, unique), table(f"{unique}.public.items")
-    )
-
-
 @pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
 def test_law(law: Callable[[Harness], None], servers: ClusterServers, unique: str) -> None:
     with in_this_process():
-        law(world_of(servers, cast("SparkSession", None), unique))
-
-
-def test_a_law_with_spark(servers: ClusterServers, spark: "SparkSession", unique: str) -> None:
-    harness = world_of(servers, spark, unique)
-    laws.a_generation_is_built_unseen(harness)
-    harness.sink.close()
+        law(
+            Harness(
+                cast("SparkSession", None),
+                lambda: ClusterRedis("cache", servers.url, unique),
+                table(f"{unique}.public.items"),
+            )
+        )
 
 
 class Frame:
@@ -191,7 +185,7 @@ def a_node_goes_back(world: World, number: int) -> None:
     world.go_on()
 
 
-@pytest.mark.parametrize("number", [1, 2, 9])
+@pytest.mark.parametrize("number", [1, 9])
 def test_what_a_node_has_lost_is_applied_again(
     servers: ClusterServers, number: int, unique: str
 ) -> None:

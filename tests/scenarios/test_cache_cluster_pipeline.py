@@ -7,12 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 import redis
 
 from cdc import client
 from cdc.cli.destroy import prepare
-from cdc.errors import SettingsError
 from cdc.runtime.context import Context
 from cdc.sinks.redis.slots import slot_of
 from tests.support.cache import ClusterServers, nodes
@@ -95,7 +93,6 @@ def test_a_cache_on_a_cluster(world: "World", tmp_path: Path) -> None:
             servers.go_back(first)
             change(world, 4)
             world.settle()
-            world.verified()
             view = client.view(world.file, "cache", "public.items")
             before = client.key_prefix(view)
             with reading(reader, view, 4):
@@ -115,9 +112,3 @@ def test_a_cache_on_a_cluster(world: "World", tmp_path: Path) -> None:
         assert list(reader.scan_iter(f"{world.name}:*")) != []
         prepare(Context(world.file, world.folder)).run(lambda _: None, watch_s=0.0)
         assert list(reader.scan_iter(f"{world.name}:*")) == []
-
-
-def test_other_views_have_no_keys(world: "World") -> None:
-    world.begin("public.items", sinks=["search"])
-    with pytest.raises(SettingsError, match="search is no cache"):
-        client.key_prefix(client.view(world.file, "search", "public.items"))
