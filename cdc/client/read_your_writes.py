@@ -132,6 +132,14 @@ class Searchable(Protocol):
         """Make all writes visible to searches. Called by `wait_for`, in the caller's thread."""
 
 
+@runtime_checkable
+class Keyed(Protocol):
+    """A cache: each row has a key of its own."""
+
+    def key_prefix(self, table: Table) -> str:
+        """Return what the keys of a table's rows begin with now. Called by `key_prefix`, in the caller's thread."""
+
+
 class View:
     """A view that readers wait for: of one table, or of several, in one sink. Threads may share it.
 
@@ -268,6 +276,23 @@ def proved_through(view: View) -> datetime | None:
     """
     proof = view.read_proof()
     return datetime.fromtimestamp(proof.through, UTC) if proof else None
+
+
+def key_prefix(view: View) -> str:
+    """Return what keys of a cache's rows begin with now: the rest of a key is the row's id.
+
+    On a cluster a rebuild or a rollback changes it. Call it again whenever a row is missing: if the
+    answer is the same as before, there is no such row.
+
+    Raises:
+        SettingsError: the view isn't in a cache. SinkError: the cache can't be reached.
+    """
+    if not isinstance(view.sink, Keyed):
+        raise SettingsError(
+            f"{view.sink.name} is no cache, so its rows have no keys.",
+            hint="open the view in a sink of the type redis",
+        )
+    return view.sink.key_prefix(view.table)
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:

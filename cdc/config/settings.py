@@ -180,6 +180,8 @@ class Pipeline(Section):
                 "take it out: `to` of a view says which sinks get its documents",
                 ("tables",),
             )
+        if state is not None:
+            state.refuse_as_state()
         for name, sink in info.data.get("sinks", {}).items():
             if state is not None and not state.territory.isdisjoint(sink.territory):
                 raise InvalidSetting(

@@ -147,6 +147,9 @@ class SinkSettings(Section):
         """The sink, a `cdc.sink.contract.Sink`. Its client is imported only here: a file is read without it."""
         raise NotImplementedError
 
+    def refuse_as_state(self) -> None:
+        """Raise InvalidSetting if the state can't be where these settings say."""
+
     def build_state(self) -> Any:
         """The state of the pipeline's documents, a `cdc.documents.state.StateSink`."""
         raise NotImplementedError

@@ -100,7 +100,7 @@ DECISIONS: Mapping[str, str] = {
         "Turn unclean.leader.election.enable off, unless lost records are the lesser evil."
     ),
     "sink-unfit/redis": "Upgrade the server, or name another one in the pipeline file.",
-    "sink-unfit/cluster": "Name a server in the pipeline file that isn't a cluster.",
+    "sink-unfit/cluster": "Write `cluster: true` in the sink, or name a server that isn't a cluster's.",
     "sink-unfit/replica": "Name the primary in the pipeline file.",
     "sink-unfit/elasticsearch": "Upgrade the cluster, or name another one in the pipeline file.",
     "index-red": "Bring the nodes back that hold these shards, or restore them from a snapshot.",
@@ -362,7 +362,7 @@ DOCTOR: Mapping[str, Kind] = {
             ("down", APPLY, SinkError): {
                 "state-too-large": "`run` makes no document of any view; other sinks go on.",
                 "sink-unfit/redis": "Scripts of the cache's writer need a newer server.",
-                "sink-unfit/cluster": "Neither a rebuild nor the writer's scripts work on a cluster.",
+                "sink-unfit/cluster": "A node of a cluster refuses what is written to a single server.",
                 "sink-unfit/replica": "The cache gets no changes until the primary is named.",
                 "sink-unfit/elasticsearch": "The writer's requests are for this version.",
                 "index-red": "Some views can't be read or written.",

@@ -3,12 +3,15 @@
 import os
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
 from redis.retry import Retry
 from redis.sentinel import (
     MasterNotFoundError,
@@ -32,6 +35,7 @@ PASSING = {
     "BUSY": "it is busy with a script",
     "CLUSTERDOWN": "its cluster is down",
     "TRYAGAIN": "its cluster is moving keys",
+    "TTL": "its nodes don't agree which of them has the keys",
     "OOM": "it is out of memory",
 }
 """First words of errors that may pass in a moment, perhaps on another server of that name."""
@@ -46,6 +50,8 @@ COMMANDS = (
 """All commands that the sink uses. CONFIG isn't needed where INFO is allowed. Each is known to the
 oldest server, which refuses a list with one that isn't.
 """
+CLUSTER_COMMANDS = f"{COMMANDS} get set command cluster|slots cluster|nodes asking"
+"""All commands that the sink uses on a cluster."""
 STATE_COMMANDS = (
     "get set incr hkeys hlen smembers sismember sscan zadd zrem zmscore zrange zcard"
     " zrevrange zrangebylex zrevrangebylex zrangebyscore hsetnx lpush ltrim lrange"
@@ -64,7 +70,8 @@ HINTS = {
     "certificate": "write the host name of its certificate in the sink's url, or renew the certificate",
     "client": "set the sink's `certificate` and `key` to a pair that the server trusts, also on Spark's executors",
     "plain": "write redis:// in the sink's url, or the port at which it has TLS",
-    "clustered": "name a server without cluster mode; Sentinels or replicas keep one available",
+    "clustered": "write `cluster: true` in the sink; documents' state needs a server without cluster mode",
+    "unclustered": "take `cluster: true` out of the sink, or name a node of a cluster",
     "stranger": "check host and port of the sink's url",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
     "rewound": "no action needed: its changes are applied again from where it stands",
@@ -88,12 +95,37 @@ SHELL_OPTIONS = {
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 """Options of the URL that name files."""
 SENTINEL_PORT = 26379
+PORT = 6379
 _clients: dict[tuple[str, bool], redis.Redis] = {}
-"""This process' connections, by URL and by whether answers are text."""
+"""This process' connections, by URL and by whether answers are text. A cluster's client is no subclass."""
 
 
 class Switched(redis.exceptions.ConnectionError):
     """Another server has gone on with a scan. Its cursor means nothing there, so keys are skipped."""
+
+
+class Cluster(redis.RedisCluster):
+    """Connections to all nodes of a cluster. Raises RedisError only."""
+
+    def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        with cluster_errors():
+            return super().execute_command(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def cluster_errors() -> Iterator[None]:
+    """Raise the node's error that is behind one of the client's own, which are no RedisErrors."""
+    try:
+        yield
+    except redis.exceptions.RedisClusterException as error:
+        origin: BaseException | None = error
+        while origin and not isinstance(origin, redis.exceptions.RedisError):
+            origin = origin.__cause__ or origin.__context__
+        raise origin or PartlyDown("CLUSTERDOWN") from error
+
+
+class PartlyDown(redis.exceptions.ResponseError):
+    """No node of a cluster serves some slots."""
 
 
 @dataclass(frozen=True)
@@ -128,25 +160,33 @@ def client(url: str, *, is_text: bool = True) -> redis.Redis:
     if (url, is_text) not in _clients:
         # With a pool of its own making a client closes all connections when it is collected, also
         # those in use.
-        _clients[url, is_text] = redis.Redis(connection_pool=_pool(url, is_text))
+        if is_cluster(url):
+            _clients[url, is_text] = _cluster(url, is_text)  # type: ignore[assignment]
+        else:
+            _clients[url, is_text] = redis.Redis(connection_pool=_pool(url, is_text))
     return _clients[url, is_text]
+
+
+def is_cluster(url: str) -> bool:
+    """Whether a URL, as the settings build it, names nodes of a cluster."""
+    return "cluster" in parse_qs(urlsplit(url).query)
+
+
+def _cluster(url: str, is_text: bool) -> Cluster:
+    hosts, url_options = _options(url)
+    for name in ("cluster", "db", "connection_class"):
+        url_options.pop(name, None)
+    options = _connection_options(url_options, is_text) | {"ssl": url.startswith("rediss:")}
+    with cluster_errors():
+        nodes = [ClusterNode(*host) for host in hosts]  # type: ignore[no-untyped-call]
+        return Cluster(startup_nodes=nodes, **options)
 
 
 def _pool(url: str, is_text: bool) -> redis.ConnectionPool:
     sentinels, url_options = _options(url)
     service = url_options.pop("service", None)
     sentinel_login = _login({"password": url_options.pop("sentinel_password", "")})
-    if key_password := url_options.get("ssl_password"):
-        try:
-            url_options["ssl_password"] = secrets.read(key_password)
-        except SecretUnreadable as error:
-            raise _unread(error) from error
-    options: dict[str, Any] = {"socket_timeout": 30, "socket_connect_timeout": 5}
-    # The client's name and version are sent by a command that a server before Redis 7.2 lacks.
-    options |= {"decode_responses": is_text, "driver_info": None}
-    options |= {**url_options, **_login(url_options)}
-    options.pop("username", None)
-    options.pop("password", None)
+    options = _connection_options(url_options, is_text)
     if not service:
         return redis.ConnectionPool(**options)
     has_tls = urlsplit(url).scheme == "rediss"
@@ -162,20 +202,36 @@ def _pool(url: str, is_text: bool) -> redis.ConnectionPool:
     return SentinelConnectionPool(service, manager, **options)  # type: ignore[no-untyped-call]
 
 
+def _connection_options(url_options: dict[str, Any], is_text: bool) -> dict[str, Any]:
+    if key_password := url_options.get("ssl_password"):
+        try:
+            url_options["ssl_password"] = secrets.read(key_password)
+        except SecretUnreadable as error:
+            raise _unread(error) from error
+    options: dict[str, Any] = {"socket_timeout": 30, "socket_connect_timeout": 5}
+    # The client's name and version are sent by a command that a server before Redis 7.2 lacks.
+    options |= {"decode_responses": is_text, "driver_info": None}
+    options |= {**url_options, **_login(url_options)}
+    options.pop("username", None)
+    options.pop("password", None)
+    return options
+
+
 def _options(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Read the Sentinels that a URL names, if any, and the options of a connection."""
+    """Read the Sentinels or the cluster's nodes that a URL names, if any, and the options of a connection."""
     parts = urlsplit(url)
     login, separator, hosts = parts.netloc.rpartition("@")
     first = hosts.split(",")[0]
     options: dict[str, Any] = redis.connection.parse_url(  # type: ignore[no-untyped-call]
         parts._replace(netloc=login + separator + first).geturl() if "," in hosts else url
     )
-    if "service" not in options:
+    if not {"service", "cluster"} & options.keys():
         return [], options
     for name in ("host", "port"):
         options.pop(name, None)
-    sentinels = [urlsplit(f"//{host}") for host in hosts.split(",")]
-    return [(place.hostname or "", place.port or SENTINEL_PORT) for place in sentinels], options
+    port = SENTINEL_PORT if "service" in options else PORT
+    places = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    return [(place.hostname or "", place.port or port) for place in places], options
 
 
 def _login(options: dict[str, Any]) -> dict[str, _Login]:
@@ -188,13 +244,20 @@ def forget(url: str) -> None:
     """Close this process' connections; one in use is closed once its thread lets go of it."""
     for is_text in (True, False):
         if server := _clients.pop((url, is_text), None):
-            server.connection_pool.disconnect(inuse_connections=False)
+            if is_cluster(url):
+                server.close()
+            else:
+                server.connection_pool.disconnect(inuse_connections=False)
 
 
 def _close_idle(url: str) -> None:
-    """Close idle connections. The key's password is read with a new client only, so there is one."""
+    """Close idle connections. The key's password is read with a new client only, so there is one. A
+    cluster's client closes them by itself.
+    """
     if "ssl_password" in _options(url)[1]:
         forget(url)
+    if is_cluster(url):
+        return
     for is_text in (True, False):
         if server := _clients.get((url, is_text)):
             server.connection_pool.disconnect(inuse_connections=False)
@@ -212,7 +275,7 @@ def database(url: str) -> int:
         query = parse_qs(parts.query)
         text = query.get("db", [path or "0"])[0]
         is_valid = parts.scheme in ("redis", "rediss", "unix")
-        is_valid &= "service" in query or (parts.port or 1) > 0
+        is_valid &= bool({"service", "cluster"} & query.keys()) or (parts.port or 1) > 0
     except ValueError:
         text = ""
         is_valid = False
@@ -237,14 +300,16 @@ def shell_command(url: str) -> str:
     """Build the shell's command for the server of a URL, behind Sentinels for the primary that was
     found last. It asks for the password, shows none.
     """
-    sentinels, options = _options(url)
+    places, options = _options(url)
     host = options.get("host", "localhost")
-    port = options.get("port", 6379)
-    if sentinels:
+    port = options.get("port", PORT)
+    if is_cluster(url):
+        host, port = places[0]
+    elif places:
         pool = client(url).connection_pool
         host, port = getattr(pool, "master_address", None) or ("PRIMARY", port)
     place = ["-s", options["path"]] if "path" in options else ["-h", host, "-p", str(port)]
-    words = ["redis-cli", *place]
+    words = ["redis-cli", *(["-c"] if is_cluster(url) else []), *place]
     if urlsplit(url).scheme == "rediss":
         words.append("--tls")
     for name, option in SHELL_OPTIONS.items():
@@ -287,6 +352,8 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     was sent.
     """
     where = f"The server at {address(url)}"
+    if is_cluster(url):
+        where = f"The cluster at {address(url)}"
     if service := parse_qs(urlsplit(url).query).get("service"):
         where = f"The primary of {service[0]}, which the Sentinels at {address(url)} name,"
     if isinstance(error.__cause__, SecretUnreadable):
@@ -321,6 +388,8 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
         return Failure(
             "forbidden", f"{where} doesn't let its user use {missing_right}, for {what}."
         )
+    if "cluster support disabled" in str(error):
+        return Failure("unclustered", f"{where} is no node of a cluster.")
     if word in CLUSTERED or "SELECT is not allowed in cluster mode" in str(error):
         return Failure(
             "clustered",

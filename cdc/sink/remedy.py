@@ -105,6 +105,7 @@ REPORTED: Mapping[str, type[CdcError]] = {
             "login",
             "misplaced",
             "clustered",
+            "unclustered",
             "stranger",
             "oversized",
             "rekeyed",

@@ -9,7 +9,8 @@ from cdc import client
 HEAD = """\
 # The Python interface
 
-An application calls these functions to [read its own writes](../use/read-your-writes.md): `from cdc import client`.
+An application calls these functions to [read its own writes](../use/read-your-writes.md), and to find the rows of a
+[cache on a cluster](../start/own-kafka-and-connect.md#a-cache-on-a-cluster): `from cdc import client`.
 Errors are classes of `cdc.errors` ([exit codes](../operate/exit-codes.md) lists them). `python -m docs.generate` makes
 this page from the code, and a test compares the two.
 """
@@ -18,6 +19,7 @@ PUBLIC = (
     client.token,
     client.wait_for,
     client.proved_through,
+    client.key_prefix,
     client.View.close,
 )
 

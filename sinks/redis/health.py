@@ -12,7 +12,7 @@ import structlog
 from cdc.errors import SinkRejected
 from cdc.model.address import address
 from cdc.model.finding import Finding, find
-from cdc.redis.server import NO_EVICTION, client, failure, shell_command
+from cdc.redis.server import NO_EVICTION, Cluster, client, failure, is_cluster, shell_command
 from cdc.sink.promotion import require_free_space
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.scan import PAGE_ROWS
@@ -27,12 +27,21 @@ log = structlog.get_logger()
 def examine(sink: str, url: str) -> list[Finding]:
     """Read what the server reports about itself, and judge it."""
     try:
-        info = dict(client(url).info())
+        infos = read_info(client(url))
     except redis.exceptions.RedisError as error:
         message = failure(error, url, "INFO").message
         fix = "is the server up? cdc -p FILE status"
         return [find("sink-unreachable", sink, message, fix, sink=sink)]
-    return list(check_info(sink, url, info))
+    findings = [finding for info in infos for finding in check_info(sink, url, info)]
+    # Nodes of a cluster may have the same fault.
+    return list(dict.fromkeys(findings))
+
+
+def read_info(server: redis.Redis, *section: str) -> list[Info]:
+    """Read INFO of the server, or of each primary of a cluster."""
+    if isinstance(server, Cluster):
+        return [server.info(*section, target_nodes=node) for node in server.get_primaries()]
+    return [server.info(*section)]
 
 
 def check_info(sink: str, url: str, info: Info) -> Iterator[Finding]:
@@ -46,8 +55,8 @@ def check_info(sink: str, url: str, info: Info) -> Iterator[Finding]:
     if int(version.split(".", maxsplit=1)[0]) < OLDEST:
         message = f"the server speaks Redis {version}; {OLDEST} is the oldest that is supported."
         yield finding("sink-unfit/redis", "redis_version", message, "INFO server")
-    if info.get("redis_mode") == "cluster":
-        message = "the server is a cluster, whose nodes aren't asked, and whose databases can't be switched."
+    if info.get("redis_mode") == "cluster" and not is_cluster(url):
+        message = "the server is a node of a cluster, and the sink has no `cluster: true`."
         yield finding("sink-unfit/cluster", "cluster-enabled", message, "INFO cluster")
     if info.get("role") == "slave":
         message = "the server is a replica, which takes no writes."
@@ -98,20 +107,21 @@ def require_own(database: Database) -> None:
 
 def require_memory(database: Database) -> None:
     """Raise SinkRejected when the server has no memory for as much as it holds."""
-    memory = database.ask(lambda server: server.info("memory"))
-    limit = int(memory.get("maxmemory", 0)) or int(memory.get("total_system_memory", 0))
-    used = int(memory["used_memory"])
-    if limit:
-        where = f"the memory of the cache at {address(database.url)}"
-        require_free_space(used, limit - used, where, database.sink)
+    for memory in database.ask(lambda server: read_info(server, "memory")):
+        limit = int(memory.get("maxmemory", 0)) or int(memory.get("total_system_memory", 0))
+        used = int(memory["used_memory"])
+        if limit:
+            where = f"the memory of the cache at {address(database.url)}"
+            require_free_space(used, limit - used, where, database.sink)
 
 
 def _policy(database: Database) -> str | None:
     """Read maxmemory-policy; None where nobody may. INFO first: managed servers lack CONFIG."""
     with suppress(SinkRejected):
-        memory = database.ask(lambda server: server.info("memory"))
-        if policy := memory.get("maxmemory_policy"):
-            return str(policy)
+        memories = database.ask(lambda server: read_info(server, "memory"))
+        policies = sorted({str(memory.get("maxmemory_policy", "")) for memory in memories})
+        if all(policies):
+            return next((policy for policy in policies if policy != "noeviction"), "noeviction")
     with suppress(SinkRejected):
         settings = database.ask(lambda server: server.config_get("maxmemory-policy"))
         return str(settings["maxmemory-policy"])

@@ -132,7 +132,7 @@ class Positions:
         checkpoint = checkpoint_after(advance, stored, Applied(), writer, generation)
         extra = () if advance.is_repair else extra_fields(checkpoint)
         pending = PendingAdvance(advance, start, generation, writer, extra, takeover)
-        if fields.get("writer") != writer:
+        if fields.get("writer") != writer or "unguarded" in fields:
             pending = pending._replace(takeover=self._take_over(pending, fields))
         self._takeovers[key] = pending.takeover
         return pending

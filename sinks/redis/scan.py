@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from cdc.model.table import Table
-from cdc.redis.server import Switched, client, first_word, glob_literal
+from cdc.redis.server import Cluster, Switched, client, first_word, glob_literal, is_cluster
 from cdc.sink.scan import text_batch
 from cdc.sinks.redis import hashes
+from cdc.sinks.redis.slots import ask, checked, primaries, slot_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +63,7 @@ def read_tables(
         return key.find(":", len(prefix) + 1) + 1
 
     for page in key_pages(url, f"{prefix}:"):
-        pairs = _values(url, None, [key for key in page if key[: split(key)] in tables])
+        pairs = values(url, None, [key for key in page if key[: split(key)] in tables])
         names = [tables[key[: split(key)]] for key, _ in pairs]
         ids = [key[split(key) :] for key, _ in pairs]
         yield text_batch(table=names, id=ids, document=[value for _, value in pairs])
@@ -85,8 +86,10 @@ def key_pages(url: str, begin: str) -> Iterator[list[str]]:
 
 def run_id(server: redis.Redis) -> object:
     """Return what is another one on each server, and after each start of it; None for a user without
-    the right to INFO.
+    the right to INFO. Of a cluster see `primaries`.
     """
+    if isinstance(server, Cluster):
+        return primaries(server)
     try:
         return server.info("server").get("run_id")
     except redis.exceptions.NoPermissionError:
@@ -94,17 +97,14 @@ def run_id(server: redis.Redis) -> object:
 
 
 def _rows(url: str, hashed: Table | None, key_prefix: str, keys: Sequence[str]) -> "pa.RecordBatch":
-    pairs = _values(url, hashed, keys)
+    pairs = values(url, hashed, keys)
     ids = [key[len(key_prefix) :] for key, _ in pairs]
     return text_batch(id=ids, document=[value for _, value in pairs])
 
 
 def read_hashes(url: str, table: Table, keys: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Read key and document of rows that are hashes. What isn't there, or is no hash, is left out."""
-    with client(url).pipeline(transaction=False) as pipeline:
-        for key in keys:
-            pipeline.hgetall(key)
-        answers = pipeline.execute(raise_on_error=False)
+    answers = _answers(url, "HGETALL", keys)
     for key, answer in zip(keys, answers, strict=True):
         if isinstance(answer, redis.exceptions.RedisError):
             if first_word(answer) != "WRONGTYPE":
@@ -113,9 +113,22 @@ def read_hashes(url: str, table: Table, keys: Sequence[str]) -> Iterator[tuple[s
             yield key, hashes.document(table, answer)
 
 
-def _values(url: str, hashed: Table | None, keys: Sequence[str]) -> list[tuple[str, str]]:
+def values(url: str, hashed: Table | None, keys: Sequence[str]) -> list[tuple[str, str]]:
+    """Read key and document of rows. hashed: the table, if its rows are hashes."""
     if hashed:
         return list(read_hashes(url, hashed, keys))
-    # A key that SCAN returned may have been deleted since; MGET needs one key at least.
-    values: Any = client(url).mget(keys) if keys else []
-    return [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+    is_single = keys and not is_cluster(url)
+    texts: Any = client(url).mget(keys) if is_single else checked(_answers(url, "GET", keys))
+    # A key that SCAN returned may have been deleted since.
+    return [(key, text) for key, text in zip(keys, texts, strict=True) if text is not None]
+
+
+def _answers(url: str, command: str, keys: Sequence[str]) -> list[Any]:
+    """Ask for each key in one round trip, or one to each node. An answer may be an error."""
+    server: Any = client(url)
+    if is_cluster(url):
+        return ask(server, [(slot_of(key), (command, key)) for key in keys])
+    with server.pipeline(transaction=False) as pipeline:
+        for key in keys:
+            pipeline.execute_command(command, key)
+        return list(pipeline.execute(raise_on_error=False))

@@ -51,7 +51,12 @@ def _cache(url: str) -> str:
             "is no cache's: it begins with another scheme",
             "write redis://, rediss:// (TLS) or unix://",
         )
-    return url if _is_hostless(url) else readable(url)
+    if _is_hostless(url):
+        return url
+    login, at, hosts = urlsplit(url).netloc.rpartition("@")
+    for host in hosts.split(","):
+        readable(urlsplit(url)._replace(netloc=login + at + host).geturl())
+    return url
 
 
 def _is_hostless(url: str) -> bool:
@@ -133,11 +138,43 @@ class Redis(TlsSettings, SinkSettings):
     """The number of the database where `cdc rebuild` makes the next generation: the one after the
     url's when None.
     """
+    cluster: bool = False
+    """Whether the url names nodes of a cluster: redis://host:port,host:port. A few are enough: they name the others.
+    """
     shared: bool = False
     """Whether others use these databases, too, with other prefixes: a rebuild or a rollback then
     exchanges generations row by row.
     """
     trigger_s: float = Field(default=0.2, ge=0, description=TRIGGER)
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> Self:
+        if not self.cluster:
+            if "," in urlsplit(self.url).netloc.rpartition("@")[2]:
+                raise InvalidSetting(
+                    "names several hosts",
+                    "write `cluster: true` if they are nodes of one",
+                    ("url",),
+                )
+            return self
+        for setting in ("sentinels", "spare", "shared"):
+            if setting in self.model_fields_set and getattr(self, setting) not in ((), None, False):
+                raise InvalidSetting(
+                    "isn't for a cluster, where generations lie side by side",
+                    "take it out, or `cluster: true`",
+                    (setting,),
+                )
+        if self.url.startswith("unix:") or self._number != "0":
+            raise InvalidSetting(
+                "a cluster has one database, and no socket", 'url: "redis://host:6379"', ("url",)
+            )
+        if set("{}") & set(self.prefix):
+            raise InvalidSetting(
+                "has a brace, which decides in a cluster where a key is",
+                "for example: prefix: shop",
+                ("prefix",),
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_server(self) -> Self:
@@ -189,6 +226,7 @@ class Redis(TlsSettings, SinkSettings):
             **{option: getattr(self, setting) for setting, option in TLS.items()},
             "ssl_password": secret(self.key_password),
             "service": self.service,
+            "cluster": "true" if self.cluster else None,
             "sentinel_password": secret(self.sentinel_password),
         }
         added = {name: value for name, value in options.items() if value}
@@ -202,22 +240,26 @@ class Redis(TlsSettings, SinkSettings):
 
     @property
     def territory(self) -> frozenset[Hashable]:
-        """Two databases as a whole: a rebuild exchanges them."""
+        """Two databases as a whole: a rebuild exchanges them. Of a cluster the keys with the prefix."""
         spare = str(self.spare) if self.spare is not None else ""
         if not spare and self._number.isdecimal():
             spare = str(int(self._number) + 1)
+        if self.cluster:
+            return frozenset((*place, self.prefix) for place in self._servers)
         numbers = (self._number, spare)
         return frozenset((*place, number) for place in self._servers for number in numbers)
 
     @property
     def _servers(self) -> list[tuple[Hashable, ...]]:
-        """The server, or what each Sentinel knows it by."""
+        """The server, what each Sentinel knows it by, or nodes of the cluster."""
         if self.sentinels:
             hosts = (server(f"redis://{sentinel}", SENTINEL_PORTS) for sentinel in self.sentinels)
             return [("redis", *host, self.service) for host in hosts]
         parts = urlsplit(self.url)
         path = parts.path if parts.scheme == "unix" else ""
-        return [("redis", *server(self.url, PORTS), path)]
+        nodes = parts.netloc.rpartition("@")[2].split(",")
+        urls = [parts._replace(netloc=node).geturl() for node in nodes]
+        return [("redis", *server(url, PORTS), path) for url in urls]
 
     @property
     def _number(self) -> str:
@@ -226,11 +268,20 @@ class Redis(TlsSettings, SinkSettings):
         return dict(parse_qsl(parts.query)).get("db", path) or "0"
 
     def build(self, name: str, pipeline: str) -> "Sink":  # noqa: ARG002
-        from cdc.sinks.redis import sink
+        from cdc.sinks.redis import cluster_sink, sink
 
         lifetimes_ms = {
             entry.table: microseconds(entry.ttl) // 1000 for entry in self.tables or () if entry.ttl
         }
+        hashes = frozenset(e.table for e in self.tables or () if e.form == "hash")
+        if self.cluster:
+            return cluster_sink.ClusterRedis(
+                name,
+                self.connection_url,
+                self.prefix,
+                lifetimes_ms=lifetimes_ms,
+                hashes=hashes,
+            )
         return sink.Redis(
             name,
             self.connection_url,
@@ -238,8 +289,16 @@ class Redis(TlsSettings, SinkSettings):
             self.spare,
             shared=self.shared,
             lifetimes_ms=lifetimes_ms,
-            hashes=frozenset(e.table for e in self.tables or () if e.form == "hash"),
+            hashes=hashes,
         )
+
+    def refuse_as_state(self) -> None:
+        if self.cluster:
+            raise InvalidSetting(
+                "the state can't be on a cluster: what a change makes dirty is changed with it in one step",
+                "name a server without cluster mode; Sentinels or replicas keep one available",
+                ("cluster",),
+            )
 
     def build_state(self) -> "StateSink":
         from cdc.sinks.redis.documents.sink import DocumentState

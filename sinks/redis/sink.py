@@ -118,9 +118,8 @@ class Redis:
         """Read all keys by SCAN in one task, or the given ids by MGET."""
         if ids is not None:
             return scan_items(spark, self._read_ids(table), pages(ids, scan.PAGE_ROWS))
-        key_prefix = view_key(self.prefix, table.qualified)
         return scan_items(
-            spark, partial(scan.read_rows, self.url, self._hashed(table)), [key_prefix]
+            spark, partial(scan.read_rows, self.url, self._hashed(table)), [self.key_prefix(table)]
         )
 
     def row_reader(self, table: Table) -> ReadRows:
@@ -130,8 +129,10 @@ class Redis:
         return partial(scan.list_ids, self.url, view_key(self.prefix, table.qualified))
 
     def _read_ids(self, table: Table) -> ReadRows:
-        key_prefix = view_key(self.prefix, table.qualified)
-        return partial(scan.read_ids, self.url, self._hashed(table), key_prefix)
+        return partial(scan.read_ids, self.url, self._hashed(table), self.key_prefix(table))
+
+    def key_prefix(self, table: Table) -> str:
+        return view_key(self.prefix, table.qualified)
 
     def _hashed(self, table: Table) -> Table | None:
         return table if table.qualified in self.hashes else None
@@ -140,7 +141,9 @@ class Redis:
         names = [table.qualified for table in tables]
         unread = [name for name in names if name in self.hashes]
         tables_by_prefix = {
-            view_key(self.prefix, name): name for name in names if name not in self.hashes
+            self.key_prefix(table): table.qualified
+            for table in tables
+            if table.qualified not in self.hashes
         }
         read = partial(scan.read_tables, self.url, tables_by_prefix, unread)
         return scan_items(spark, read, [self.prefix], GROUPED)

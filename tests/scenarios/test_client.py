@@ -76,6 +76,9 @@ def test_nobody_who_waits_reads_what_is_stale(
     with pytest.raises(SettingsError, match=r"public\.other"):
         client.view(world.file, "cache", "public.other")
     views = {name: client.view(world.file, name, "public.items") for name in ("search", "cache")}
+    assert client.key_prefix(views["cache"]) == f"{world.name}:public.items:"
+    with pytest.raises(SettingsError, match="search is no cache"):
+        client.key_prefix(views["search"])
     readers = [Reader(world, number, views) for number in range(READERS)]
     with load(world.dsn, busy, 0.05), ThreadPoolExecutor(READERS) as pool:
         with world.running():

@@ -6,12 +6,13 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import redis
 
 from cdc.compose import host
 from cdc.compose.wheels import redis_server
+from cdc.redis.server import CLUSTER_COMMANDS
 from tests.support.wait import wait_until
 
 
@@ -159,6 +160,116 @@ def cluster(folder: Path) -> Iterator[str]:
             "the cluster to be whole",
         )
         yield url
+
+
+class ClusterServers:
+    """Three primaries, and a replica of each. `url` is of a user who may do no more than the sink needs."""
+
+    def __init__(self, folder: Path, *, replicas: bool = False) -> None:
+        words = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
+        words += ["--user", "cdc", "on", ">hush-hush", "~t_*"]
+        words += [f"+{name}" for name in CLUSTER_COMMANDS.split()]
+        self._started: list[CacheServer] = []
+        self.primaries = [self._start(folder / f"primary-{n}", words) for n in range(3)]
+        self.replicas = [self._start(folder / f"replica-{n}", words) for n in range(3 * replicas)]
+        for number, server in enumerate(self.primaries):
+            first = number * 5461
+            last = 16383 if number == 2 else first + 5460
+            command(server, "ADDSLOTSRANGE", first, last)
+            command(server, "SET-CONFIG-EPOCH", number + 1)
+        for server in self._started[1:]:
+            command(
+                server, "MEET", "127.0.0.1", self.primaries[0].port, self._bus(self.primaries[0])
+            )
+        wait_until(self._know_each_other, 30, "the nodes to know each other")
+        for server, primary in zip(self.replicas, self.primaries, strict=False):
+            command(server, "REPLICATE", command(primary, "MYID").decode())
+        wait_until(self._is_whole, 30, "the cluster to be whole")
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.primaries)
+        self.url = f"redis://cdc:hush-hush@{hosts}/0?cluster=true"
+
+    def go_back(self, number: int) -> None:
+        """Kill a primary and start it with what it saved last; all nodes are up again then."""
+        self.primaries[number].go_back()
+        wait_until(self._is_whole, 30, "the cluster to be whole again")
+
+    def promote(self, number: int) -> None:
+        """Make a replica the primary; the primary is dead."""
+        command(self.replicas[number], "FAILOVER", "TAKEOVER")
+        rest = [at for n, at in enumerate(self.primaries) if n != number]
+        node_id = command(self.replicas[number], "MYID").decode()
+
+        def is_known() -> bool:
+            known = (command(server, "NODES") for server in [*rest, *self.replicas])
+            return all(_is_primary(nodes, node_id) for nodes in known)
+
+        wait_until(is_known, 20, "all nodes to know the new primary")
+
+    def move_slot(self, slot: int, source: int, target: int) -> Iterator[None]:
+        """Move a slot, a few keys at a time; the caller may do something after each step."""
+        sender, receiver = self.primaries[source], self.primaries[target]
+        ids = [command(server, "MYID").decode() for server in (sender, receiver)]
+        command(receiver, "SETSLOT", slot, "IMPORTING", ids[0])
+        command(sender, "SETSLOT", slot, "MIGRATING", ids[1])
+        yield
+        with redis.Redis.from_url(sender.url) as server:
+            while keys := cast("list[bytes]", command(sender, "GETKEYSINSLOT", slot, 8)):
+                server.migrate("127.0.0.1", receiver.port, keys, 0, 5000)
+                yield
+        for server_ in (receiver, sender, *self.primaries):
+            command(server_, "SETSLOT", slot, "NODE", ids[1])
+        yield
+
+    def kill(self) -> None:
+        for server in self._started:
+            server.kill()
+
+    def _start(self, folder: Path, words: Sequence[str]) -> CacheServer:
+        server = CacheServer(folder, "--cluster-port", str(free_port()), *words)
+        self._started.append(server)
+        return server
+
+    def _bus(self, server: CacheServer) -> int:
+        own = next(
+            line for line in command(server, "NODES").decode().splitlines() if "myself" in line
+        )
+        return int(own.split()[1].partition("@")[2].partition(",")[0])
+
+    def _know_each_other(self) -> bool:
+        return all(
+            command(server, "NODES").decode().count("connected") == len(self._started)
+            and b"handshake" not in command(server, "NODES")
+            for server in self._started
+        )
+
+    def _is_whole(self) -> bool:
+        states = [command(server, "INFO") for server in self._started]
+        linked = []
+        for replica in self.replicas:
+            with redis.Redis.from_url(replica.url) as server:
+                linked.append(server.info("replication").get("master_link_status") == "up")
+        return all(b"cluster_state:ok" in state for state in states) and all(linked)
+
+
+def command(server: CacheServer, *words: str | int) -> Any:
+    """Send CLUSTER ... to one node."""
+    with redis.Redis.from_url(server.url) as node:
+        node.response_callbacks.clear()
+        return node.execute_command("CLUSTER", *words)
+
+
+def _is_primary(nodes: bytes, node_id: str) -> bool:
+    lines = nodes.decode().splitlines()
+    return any(line.startswith(node_id) and "master" in line.split()[2] for line in lines)
+
+
+@contextmanager
+def nodes(folder: Path, *, replicas: bool = False) -> Iterator[ClusterServers]:
+    servers = ClusterServers(folder, replicas=replicas)
+    try:
+        yield servers
+    finally:
+        servers.kill()
 
 
 def _answers(server: redis.Redis) -> bool:

@@ -10,7 +10,7 @@ import redis
 from cdc.config import settings
 from cdc.errors import SettingsError
 from cdc.model.address import address
-from cdc.redis.server import COMMANDS, failure
+from cdc.redis.server import CLUSTER_COMMANDS, COMMANDS, failure
 from cdc.sinks.redis.settings import Redis
 from tests.support.answering import ELSEWHERE
 
@@ -60,6 +60,10 @@ def cache(folder: Path, text: str) -> Redis:
         (f"url: redis://h, {PAIR}", "certificate", "needs TLS, and the url doesn't begin with rediss:", "rediss://"),
         ("url: rediss://h, ca: /no/ca.pem", "ca", "is not an existing file", "PEM"),
         (f"url: rediss://h, key: {ELSEWHERE}", "c0", "certificate and key go together", "both"),
+        ("url: 'redis://h:1,i:2'", "url", "names several hosts", "cluster: true"),
+        ("url: redis://h, cluster: true, spare: 3", "spare", "isn't for a cluster", "take it out"),
+        ("url: redis://h, cluster: true, shared: true", "shared", "isn't for a cluster", "take it out"),
+        ("url: redis://h/1, cluster: true", "url", "a cluster has one database", "redis://host"),
         ("url: redis://h, tables: [{table: public.items, ttl: 1 month}]", "0.ttl", "a month has no fixed", "30 days"),
         ("url: redis://h, tables: [{table: public.items, ttl: 0 days}]", "0.ttl", "rows that expire at once", "1 day"),
         ("url: redis://h, tables: [{table: 'public.*', ttl: 1 day}]", "tables.0", "ttl is a single table's", "ttl: "),
@@ -93,6 +97,22 @@ def test_the_url_of_the_client_has_what_the_file_says(tmp_path: Path) -> None:
 )
 def test_a_url_alone_stays_as_it_is(tmp_path: Path, url: str) -> None:
     assert cache(tmp_path, f'url: "{url}"').connection_url == url
+
+
+def test_nodes_of_a_cluster(tmp_path: Path) -> None:
+    sink = cache(tmp_path, "url: 'rediss://h:1,i', cluster: true, user: app, password: x")
+    assert sink.connection_url == "rediss://app:x@h:1,i?cluster=true"
+    assert sink.territory == {("redis", "h", 1, "", "shop"), ("redis", "i", 6379, "", "shop")}
+
+
+def test_a_state_on_a_cluster_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "shop.yaml"
+    state = "\nstate: {type: redis, prefix: s, url: redis://h, cluster: true}\n"
+    path.write_text(
+        FILE.replace("  cache:", "  c: {type: redis, prefix: p, url: redis://i}") + state
+    )
+    with pytest.raises(SettingsError, match="the state can't be on a cluster"):
+        settings.load(path, {})
 
 
 def test_a_login_beside_a_url(tmp_path: Path) -> None:
@@ -169,5 +189,7 @@ def test_a_node_of_a_cluster_is_refused_by_name(text: str) -> None:
 
 def test_the_documented_rights_are_those_of_the_suites() -> None:
     page = Path("docs/start/own-kafka-and-connect.md").read_text()
-    rights = " ".join(f"+{command}" for command in COMMANDS.split())
-    assert rights in " ".join(page.split())
+    text = " ".join(page.split())
+    for commands in (COMMANDS, CLUSTER_COMMANDS.removeprefix(COMMANDS)):
+        rights = " ".join(f"+{command}" for command in commands.split())
+        assert rights in text

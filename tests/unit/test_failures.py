@@ -121,6 +121,7 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
                 "forbidden",
                 "misplaced",
                 "clustered",
+                "unclustered",
                 "stranger",
                 "oversized",
                 "rekeyed",
