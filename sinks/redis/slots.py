@@ -81,11 +81,16 @@ def owned(server: Any) -> list[Owned]:
     """List the ranges of slots by what this client knows: it learns of a move when it meets it."""
     lowest: dict[str, int] = {}
     ranges = []
+    manager = server.nodes_manager
     with cluster_errors():
-        nodes = [server.nodes_manager.get_node_from_slot(slot) for slot in SLOTS]
-    for node, slots in itertools.groupby(SLOTS, key=nodes.__getitem__):
+        # A slot that nobody owns raises. Asking for each of them takes 38 ms, which a batch would wait for.
+        if len(manager.slots_cache) < len(SLOTS):
+            for slot in SLOTS:
+                manager.get_node_from_slot(slot)
+        names = [manager.slots_cache[slot][0].name for slot in SLOTS]
+    for name, slots in itertools.groupby(SLOTS, key=names.__getitem__):
         start = next(slots)
-        ranges.append(Owned(start, lowest.setdefault(node.name, start)))
+        ranges.append(Owned(start, lowest.setdefault(name, start)))
     return ranges
 
 
