@@ -57,6 +57,8 @@ LOST = re.compile("ProducerFenced|InvalidProducerEpoch|InvalidTxnState")
 """Failures of a task that has lost its transaction. After a restart it reads the same changes
 again.
 """
+POOL = "cdc-vanished"
+"""The scheduler's pool of jobs that remove rows, and their tag. They may take long, and hold up no look."""
 # Several runs may watch the same connector, but only one may act at a time.
 LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('cdc.lookout.' || %s, 0))"
 log = structlog.get_logger()
@@ -65,16 +67,32 @@ log = structlog.get_logger()
 @contextmanager
 def looking_out(spark: "SparkSession", load: Callable[[], Pipeline]) -> Iterator[None]:
     """Look at the connector every few seconds, in a separate thread."""
-    lookout = _Lookout(spark, load)
-    with repeating(
-        lookout.look, LOOK_S, subject="the connector", report=_log_failure, close=lookout.close
-    ):
-        yield
+    lookout = _Lookout(load)
+
+    def remove() -> None:
+        if lookout.has_vanished:
+            spark.sparkContext.setLocalProperty("spark.scheduler.pool", POOL)
+            spark.sparkContext.addJobTag(POOL)
+            remove_vanished(spark, load())
+
+    try:
+        with (
+            repeating(
+                lookout.look,
+                LOOK_S,
+                subject="the connector",
+                report=_log_failure,
+                close=lookout.close,
+            ),
+            repeating(remove, LOOK_S, subject="the removal of rows", report=_log_unremoved),
+        ):
+            yield
+    finally:
+        spark.sparkContext.cancelJobsWithTag(POOL)
 
 
 class _Lookout:
-    def __init__(self, spark: "SparkSession", load: Callable[[], Pipeline]) -> None:
-        self._spark = spark
+    def __init__(self, load: Callable[[], Pipeline]) -> None:
         self._load = load
         self._moved = time.monotonic()
         self._stuck = StuckTransaction(load())
@@ -82,7 +100,7 @@ class _Lookout:
         self._ends: Mapping[str, Position] = {}
         """Where the topics of heartbeats, registration and ledger ended at the last look."""
         self._registration: Registration | None = None
-        self._has_vanished = False
+        self.has_vanished = False
         """Whether the ledger has a new snapshot, after which rows have to be deleted."""
 
     def look(self) -> None:
@@ -105,8 +123,6 @@ class _Lookout:
         act: Callable[[], object]
         if is_known or (state.running and late):
             act = partial(set_aside, pipeline, stuck=self._stuck, progress=_log_progress)
-        elif state.running and self._has_vanished:
-            act = partial(remove_vanished, self._spark, pipeline)
         elif state.running and can_return:
             act = partial(_take_back, pipeline, registration)
         else:
@@ -137,7 +153,7 @@ class _Lookout:
         if ends[registered] != self._ends.get(registered):
             self._registration = registrations.read(self._topics, pipeline)
         if ends[settings] != self._ends.get(settings):
-            self._has_vanished = bool(Ledger(pipeline, self._topics).read().snapshots)
+            self.has_vanished = bool(Ledger(pipeline, self._topics).read().snapshots)
         if ends[heartbeats] != self._ends.get(heartbeats):
             self._moved = time.monotonic()
         self._ends = ends
@@ -147,6 +163,10 @@ class _Lookout:
 
 def _log_failure(failure: CdcError) -> None:
     log.warning("connector_not_looked_after", error=failure.message, hint=failure.hint)
+
+
+def _log_unremoved(failure: CdcError) -> None:
+    log.warning("vanished_rows_not_removed", error=failure.message, hint=failure.hint)
 
 
 def _log_progress(text: str) -> None:

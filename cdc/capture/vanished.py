@@ -8,7 +8,7 @@ Invariant: a tombstone is committed only if the log has no row of its id between
 snapshot and the tombstone. So a removal may be killed, repeated or run twice at once.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 PENDING_S = 30.0
 """The longest time that tombstones may wait for their check. The table's views wait as long."""
+READERS = 2
+"""Tasks that read a topic."""
 # One removal at a time: two would end each other's transactions.
 LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('cdc.vanished.' || %s, 0))"
 RECORDS = "id string, key binary, offset long, sent boolean, lives boolean"
@@ -72,7 +74,12 @@ def remove_vanished(spark: SparkSession, pipeline: Pipeline) -> None:
                     # A topic that was created again has only what was sent since.
                     if end.topic_id == starts[topic].topic_id
                 ]
-                if all(removal.run(spark) for removal in removals):
+                # Such a table is captured, but can't be described as it is now.
+                topics = set(map(pipeline.topic, captured))
+                undescribed = topics.intersection(starts).difference(tables)
+                # Each has its turn, also after one that is busy.
+                removed = [removal.run(spark) for removal in removals]
+                if all(removed) and not undescribed:
                     ledger.end_snapshot(name)
                     log.info("vanished_rows_removed", topics=sorted(starts))
 
@@ -113,6 +120,8 @@ class Removal:
             (F.col("offset") >= F.get(starts, F.col("partition"))).alias("sent"),
             F.col("value").isNotNull().alias("lives"),
         )
+        # Not a task for each partition: streams need tasks meanwhile.
+        records = records.coalesce(READERS)
         return (
             records.mapInArrow(freeze_gc_after(self._identify), RECORDS)
             .where("id IS NOT NULL")
@@ -140,39 +149,54 @@ class Removal:
     def _work(self, batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         import pyarrow as pa
 
+        checked = self.end.offsets
+        sent: set[str] = set()
         for batch in batches:
-            ids = frozenset(batch.column("id").to_pylist())
-            keys = [key for keys in batch.column("keys").to_pylist() for key in keys]
-            yield pa.RecordBatch.from_pydict({"done": [self._delete(ids, keys)]})
+            # Most of what has come since is read before the transaction, which has to be short.
+            ids, checked = self._read_sent(checked)
+            sent |= ids
+            keys = dict(
+                zip(batch.column("id").to_pylist(), batch.column("keys").to_pylist(), strict=True)
+            )
+            vanished = {row_id: own for row_id, own in keys.items() if row_id not in sent}
+            is_deleted = not vanished or self._delete(vanished, checked)
+            yield pa.RecordBatch.from_pydict({"done": [is_deleted and len(vanished) == len(keys)]})
 
-    def _delete(self, ids: Collection[str], keys: Collection[bytes]) -> bool:
+    def _delete(self, vanished: Mapping[str, Sequence[bytes]], checked: Sequence[int]) -> bool:
+        """Write tombstones of rows, by id their keys. checked: up to where none of the rows was sent."""
         topic = self.table.topic
         # By its name the next removal ends one that a killed run left open.
         name = f"{self.pipeline}.vanished"
-        tombstones = [(key, None) for key in keys]
+        tombstones = [(key, None) for keys in vanished.values() for key in keys]
         try:
             with writing_records(self.kafka, name, topic, tombstones, PENDING_S):
-                self._refuse_sent(ids)
+                # The tombstones are in the log now, and what came before them is as well.
+                sent, _ = self._read_sent(checked)
+                if sent & vanished.keys():
+                    raise _SentMeanwhileError
         except _SentMeanwhileError:
             return False
         return True
 
-    def _refuse_sent(self, ids: Collection[str]) -> None:
-        """Raise _SentMeanwhileError if a row was sent before the tombstones, which are in the log now. A transaction
-        that isn't complete counts.
+    def _read_sent(self, start: Sequence[int]) -> tuple[set[str], tuple[int, ...]]:
+        """Return the ids of rows that the log has from there on, and where it ends. A transaction that isn't
+        complete counts.
         """
         topic = self.table.topic
         decoder = RecordDecoder([self.table], DecodeOptions().placeholder)
         with Topics(self.kafka) as kafka:
             last = kafka.log_ends([topic])[topic]
         records = Records(self.kafka, "read_uncommitted")
+        ids: set[str] = set()
         try:
-            for partition, first in enumerate(self.end.offsets):
+            for partition, first in enumerate(start):
                 for record in records.read(topic, first, last.offsets[partition], partition):
-                    if record.value and decoder.row_id(topic, record.key) in ids:
-                        raise _SentMeanwhileError
+                    row_id = decoder.row_id(topic, record.key) if record.value else None
+                    if row_id is not None:
+                        ids.add(row_id)
         finally:
             records.close()
+        return ids, last.offsets
 
 
 class _SentMeanwhileError(Exception):

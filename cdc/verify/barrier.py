@@ -19,6 +19,7 @@ from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table
 from cdc.model.wording import full_stopped
 from cdc.postgres import source
+from cdc.postgres.row_query import source_names
 from cdc.sink.contract import Applier, SchemaMismatch, positions, require_same_shape
 from cdc.sink.factory import late_topics, open_clocks, open_documents
 from cdc.verify.comparison import View
@@ -188,8 +189,10 @@ def place_barrier(
             return []
         return [f"no new heartbeat in {pipeline.heartbeat_topic}: is the connector running?"]
 
+    topics = {pipeline.topic(name) for table in tables for name in source_names(table)}
+
     def vanished_rows() -> list[str]:
-        if not Ledger(pipeline, kafka).read().snapshots:
+        if all(topics.isdisjoint(own) for own in Ledger(pipeline, kafka).read().snapshots.values()):
             return []
         return ["rows that a new snapshot hasn't sent aren't deleted yet: is `cdc run` at work?"]
 

@@ -447,7 +447,8 @@ class Prover:
                         continue
                     repaired = state.proof.repaired + comparison.repaired
                     after = replace(after, proof=replace(state.proof, repaired=repaired))
-                self._was_listed(view, answer.slice.error)
+                if answer.slice.after or answer.slice.error:
+                    self._was_listed(view, answer.slice.error)
                 self._views[view] = after
                 judged.add(view)
         # Another comparison may have found meanwhile that a view differs.

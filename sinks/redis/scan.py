@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
+from cdc.errors import SinkRejected
 from cdc.model.table import Table
 from cdc.redis.server import Cluster, Switched, client, first_word, glob_literal, is_cluster
 from cdc.sink.scan import text_batch
@@ -41,9 +42,15 @@ def list_ids(url: str, key_prefix: str, cursor: str | None) -> tuple[list[str], 
     server = client(url)
     known, _, place = (cursor or " 0").rpartition(" ")
     after, keys = server.scan(int(place), match=glob_literal(key_prefix) + "*", count=PAGE_ROWS)
-    present = str(run_id(server))
-    if cursor and known != present:
-        # A cursor means nothing to another server.
+    run = run_id(server)
+    if run is None:
+        raise SinkRejected(
+            "The cache's user may not call INFO, so it isn't known whether the same server goes on with a scan.",
+            hint="let the user call INFO: the documentation of the cache lists all commands",
+        )
+    present = str(run)
+    if known != present:
+        # A cursor means nothing to another server. The first page only notes which one it is.
         return [], f"{present} 0"
     ids = [str(key)[len(key_prefix) :] for key in keys]
     return ids, f"{present} {after}" if after else None
