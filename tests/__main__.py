@@ -15,6 +15,7 @@ SECOND = tuple(
     for name in (
         "audit",
         "bench",
+        "brokers",
         "bucket",
         "client",
         "cluster",
@@ -29,6 +30,7 @@ SECOND = tuple(
         "failures",
         "first_hour",
         "names",
+        "new_snapshot",
         "types",
     )
 )

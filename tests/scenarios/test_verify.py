@@ -434,6 +434,5 @@ def test_a_sweep_raises_no_alarm(world: "World") -> None:
             prove()
             world.rebuild("cache")
             wait_until(under_way, 120, "a sweep to be under way", 0.5)
-            come_round()
         records = kafka.read_all(world.pipeline.generations_topic)
     assert not [record.key for record in records if b'"found_at"' in (record.value or b"")]
