@@ -219,6 +219,11 @@ def refuse_promoted(
     )
 
 
+# Made here, in one thread: threads that decode a class for the first time at the same time crash msgspec 0.22.
+_decode = msgspec.json.Decoder(Registration).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
 def read(topics: Topics, pipeline: Pipeline) -> Registration | None:
     """The last registration; None if there is none. Raises ConnectorError, also for a record that isn't
     one: taken for an empty registration, it would make records of a former server count again.
@@ -229,10 +234,10 @@ def read(topics: Topics, pipeline: Pipeline) -> Registration | None:
     if record is None or not record.value:
         return None
     try:
-        named = msgspec.json.decode(record.value, type=dict[str, msgspec.Raw]).keys()
+        named = _members(record.value).keys()
         if named != {field.name for field in fields(Registration)}:
             raise ValueError
-        return msgspec.json.decode(record.value, type=Registration)
+        return _decode(record.value)
     except ValueError:
         raise ConnectorError(
             f"The record at offset {record.offset} of {pipeline.registered_topic} isn't a registration of this"

@@ -84,6 +84,12 @@ class Hole:
         )
 
 
+# Made here, in one thread: threads that decode a class for the first time at the same time crash msgspec 0.22.
+_decode_holes = msgspec.json.Decoder(list[Hole]).decode
+_decode_shape = msgspec.json.Decoder(TopicShape).decode
+_decode_ends = msgspec.json.Decoder(dict[str, Position]).decode
+
+
 class Ledger:
     """The entries as of the last `read`. Every method raises ConnectorError."""
 
@@ -105,13 +111,11 @@ class Ledger:
                 try:
                     kind, _, subject = (record.key or b"").decode().partition(" ")
                     if kind == HOLES:
-                        holes[subject] = msgspec.json.decode(record.value or b"", type=list[Hole])
+                        holes[subject] = _decode_holes(record.value or b"")
                     elif kind == SHAPES:
-                        shapes[subject] = msgspec.json.decode(record.value or b"", type=TopicShape)
+                        shapes[subject] = _decode_shape(record.value or b"")
                     elif kind == SNAPSHOTS and record.value is not None:
-                        snapshots[subject] = msgspec.json.decode(
-                            record.value, type=dict[str, Position]
-                        )
+                        snapshots[subject] = _decode_ends(record.value)
                     elif kind == SNAPSHOTS:
                         snapshots.pop(subject, None)
                 except ValueError:

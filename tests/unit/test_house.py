@@ -72,3 +72,20 @@ def test_verbs_that_need_no_spark_start_without_it() -> None:
     names += ", cdc.sinks.redis.sink, cdc.sinks.elasticsearch.sink, cdc.sinks.delta.sink"
     code = f"import {names}, sys; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
+
+
+def test_types_are_prepared_when_a_module_is_loaded() -> None:
+    """Threads that decode a dataclass for the first time at the same time crash msgspec 0.22: one meets what the
+    other has made half. `Decoder(...)` on a module's level is made by one thread.
+    """
+    calls = [
+        ast.unparse(node)
+        for part in ("cdc", "sinks", "compose", "migrations", "sample")
+        for path in (ROOT / part).rglob("*.py")
+        if "msgspec" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("msgspec.json.decode", "msgspec.convert")
+    ]
+    builtin = {"msgspec.json.decode(value, type=str)", "msgspec.convert(value, type_)"}
+    assert set(calls) - builtin == set()
