@@ -32,6 +32,7 @@ SECOND = tuple(
         "names",
         "new_snapshot",
         "types",
+        "verify",
     )
 )
 """Scenarios of the third part, so that both parts with scenarios end at about the same time."""

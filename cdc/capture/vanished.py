@@ -159,11 +159,14 @@ class Removal:
                 zip(batch.column("id").to_pylist(), batch.column("keys").to_pylist(), strict=True)
             )
             vanished = {row_id: own for row_id, own in keys.items() if row_id not in sent}
-            is_deleted = not vanished or self._delete(vanished, checked)
+            is_deleted = not vanished or self.delete(vanished, checked)
             yield pa.RecordBatch.from_pydict({"done": [is_deleted and len(vanished) == len(keys)]})
 
-    def _delete(self, vanished: Mapping[str, Sequence[bytes]], checked: Sequence[int]) -> bool:
-        """Write tombstones of rows, by id their keys. checked: up to where none of the rows was sent."""
+    def delete(self, vanished: Mapping[str, Sequence[bytes]], checked: Sequence[int]) -> bool:
+        """Write tombstones of rows, by id their keys. False: one of them was sent meanwhile, and nothing is written.
+
+        checked: offsets up to which none of the rows was sent, by partition
+        """
         topic = self.table.topic
         # By its name the next removal ends one that a killed run left open.
         name = f"{self.pipeline}.vanished"

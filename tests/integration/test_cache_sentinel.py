@@ -231,7 +231,8 @@ def test_a_scan_that_another_server_goes_on_with_is_refused(tmp_path: Path) -> N
         road.target = urlsplit(second).port or 0
         with redis.Redis.from_url(first) as server:
             server.client_kill_filter(_type="normal", skipme=True)
-        with pytest.raises(SinkUnavailable, match="another server"):
+        # Now and then the client sends its request before it sees that the connection has ended.
+        with pytest.raises(SinkUnavailable, match=r"another server|closes the connection"):
             list(pages)
         road.close()
 
