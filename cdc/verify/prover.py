@@ -10,8 +10,8 @@ Invariant: only `TableVerification` says that a row is wrong. A turn only says w
        have changed without a record meanwhile (`proof.view_shapes`)
 
 If not all rows of a view have been compared for `proof.sweep_hours`, each turn also compares a slice of
-them, of one view after the other. A sweep first lists the rows of the view, then those of Postgres that
-the view lacks. How far it has come is in the registry, so that the next run goes on from there.
+them, of one view after the other. A sweep first lists the rows of the view, then the rows of Postgres
+that the view lacks. How far it has come is in the registry, so that the next run goes on from there.
 
 The pause after a turn is as long as the turn's work may take by the file's `proof.percent`.
 """

@@ -56,7 +56,8 @@ class Frame:
     def __init__(
         self, _: object, read: Callable[[Any], Iterator[Any]], items: Sequence[Any]
     ) -> None:
-        self.read, self.items = read, items
+        self.read = read
+        self.items = items
 
     def collect(self) -> list[dict[str, str]]:
         return [line for at in self.items for batch in self.read(at) for line in batch.to_pylist()]
@@ -144,7 +145,9 @@ class Moment:
     """Does something once, before a writer's call of that number, or behind the last one."""
 
     def __init__(self, number: int, act: Callable[[], object]) -> None:
-        self.number, self.act, self.came = number, act, False
+        self.number = number
+        self.act = act
+        self.came = False
 
     @contextmanager
     def during(self) -> Iterator[None]:
@@ -382,7 +385,8 @@ def test_a_replica_that_takes_over_without_the_last_writes(tmp_path: Path, uniqu
         world = World(servers, unique)
         world.change(1)
         world.go_on()
-        primary, replica = servers.primaries[0], servers.replicas[0]
+        primary = servers.primaries[0]
+        replica = servers.replicas[0]
         until_equal(primary, replica)
         # It can't follow its primary any more.
         config(replica, "masterauth", "wrong")

@@ -9,7 +9,7 @@ from typing import Annotated
 import structlog
 import typer
 
-from tests.simulator.history import History, history, parsed, shrunk, told
+from tests.simulator.history import History, history, parsed, sentences, shrunk
 from tests.simulator.life import failure
 from tests.simulator.planted import BUGS, planted
 
@@ -50,7 +50,7 @@ def _play(histories: Iterable[History], seconds: float) -> bool:
     for made in histories:
         if failure(made):
             small = shrunk(made, lambda h: failure(h) is not None)
-            typer.echo(f"{told(small)}\n{failure(small)}\n")
+            typer.echo(f"{sentences(small)}\n{failure(small)}\n")
             typer.echo(f"again: python -m tests.simulator --history '{small}'")
             return False
         played += 1

@@ -98,7 +98,7 @@ SENTENCES = {
     "delete_beginning": "the topic of {2}s loses all before offset {1}",
     "recreate": "the topic of {1}s is deleted and made again",
     "kill_run": "kill -9 of cdc run",
-    "freeze_run": "cdc run stands still for {0} tenths of a second; another one is started",
+    "freeze_run": "cdc run is stopped for {0} tenths of a second; another one is started",
     "night": "nothing runs for {0} hours",
     "away": "the destination is away for {0} tenths of a second",
     "lose_answers": "the destination's next {0} answers are lost",
@@ -149,7 +149,7 @@ NUMBERS: dict[str, Callable[[random.Random], tuple[int, ...]]] = {
 }
 
 
-def told(history: History) -> str:
+def sentences(history: History) -> str:
     """A history as a person reads it: when what happens."""
     identity = "all values of a row" if history.is_identity_full else "no unchanged large values"
     exactly = "in transactions" if history.is_exactly_once else "without transactions"

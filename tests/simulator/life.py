@@ -235,7 +235,7 @@ class Life:
         self.start_run()
 
     def do_freeze_run(self, tenths: int) -> None:
-        """The run stands still, is taken for dead, and goes on beside the new one."""
+        """The run is stopped, is taken for dead, and goes on beside the new one."""
         self.runs[-1].frozen_until = self.processes.now + tenths / 10
         self.start_run()
 

@@ -136,7 +136,7 @@ class Source:
 def _key(table: Table, number: int) -> Row:
     if table is ORDERS:
         return {"id": number}
-    # The large number is far beyond what a double tells apart.
+    # The large number is far beyond what a double can distinguish.
     return {"a": ("k", 'quote"', "sep,", "ü😀", "")[number % 5], "b": number * (2**53 + 1)}
 
 
@@ -163,7 +163,7 @@ def records(change: Change) -> list[Sent]:
 
 
 def floor_record(table: Table, lsn: int) -> Sent:
-    """The record of a table's last TRUNCATE, which a trigger writes to a table of its own."""
+    """The record of a table's last TRUNCATE, which a trigger writes to its own table."""
     row = {"table_name": table.qualified, "lsn": f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"}
     key = json.dumps({"table_name": table.qualified}).encode()
     return TRUNCATION, 0, key, encoded(envelope("c", None, row, lsn))

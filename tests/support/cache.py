@@ -207,7 +207,8 @@ class ClusterServers:
 
     def move_slot(self, slot: int, source: int, target: int) -> Iterator[None]:
         """Move a slot, a few keys at a time; the caller may do something after each step."""
-        sender, receiver = self.primaries[source], self.primaries[target]
+        sender = self.primaries[source]
+        receiver = self.primaries[target]
         ids = [command(server, "MYID").decode() for server in (sender, receiver)]
         command(receiver, "SETSLOT", slot, "IMPORTING", ids[0])
         command(sender, "SETSLOT", slot, "MIGRATING", ids[1])

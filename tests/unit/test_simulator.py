@@ -8,7 +8,7 @@ import structlog
 
 from tests.contract import laws
 from tests.simulator.found import FOUND, MENDED
-from tests.simulator.history import history, parsed, shrunk, told
+from tests.simulator.history import history, parsed, sentences, shrunk
 from tests.simulator.life import failure
 from tests.simulator.planted import BUGS, planted
 from tests.simulator.processes import Processes
@@ -39,7 +39,7 @@ def test_law_of_a_model(law: Callable[[laws.Harness], None], kind: str) -> None:
 
 def test_random_histories() -> None:
     wrong = {made: failure(made) for made in map(history, range(HISTORIES))}
-    assert {told(made): problem for made, problem in wrong.items() if problem} == {}
+    assert {sentences(made): problem for made, problem in wrong.items() if problem} == {}
 
 
 @pytest.mark.parametrize("text", MENDED)
@@ -70,4 +70,8 @@ def test_a_history_that_goes_wrong_is_shrunk_to_what_matters() -> None:
         assert failure(small)
     assert 1 <= len(small.steps) <= 3
     # Whoever deletes had to put first.
-    assert "put item" in told(small) or "put order" in told(small) or "keep" in told(small)
+    assert (
+        "put item" in sentences(small)
+        or "put order" in sentences(small)
+        or "keep" in sentences(small)
+    )
