@@ -64,11 +64,12 @@ def _away() -> SinkUnavailable:
 @dataclass
 class Place:
     """One generation of a view. versions: by id of a row, also of a deleted one, the offset of its newest
-    change. owner: who may write.
+    change. owner: who may write. visible: how far readers may see, where rows come before the position.
     """
 
     rows: dict[str, str] = field(default_factory=dict)
     stored: ViewCheckpoint | None = None
+    visible: Position | None = None
     versions: dict[str, int] = field(default_factory=dict)
     owner: str = ""
     takeovers: int = 0
@@ -178,7 +179,10 @@ class View:
             self.link.processes.sleep(0.02)
 
     def _would_go_back(self, table: Table, generation: str) -> bool:
-        shown = self.server.place(table).stored
+        live = self.server.place(table)
+        shown = live.stored
+        if live.visible:
+            shown = ViewCheckpoint(live.visible, floor=shown.floor if shown else 0)
         place = self.server.places.get((table.qualified, generation))
         if place is None or shown is None:
             return place is None
@@ -335,6 +339,7 @@ class Index(View):
             if place.stored != before[step.table]:
                 raise mismatch(step.table, step.start, None, ours=False)
             place.owner = batch.writer
+            place.visible = _furthest(place.visible, step.end)
         lane = batch.lane(VersionedWriter(self, batch.writer), steps)
         outcome = run_in_process(lane, batch.records, self.name)
         self.link.request()
@@ -345,6 +350,13 @@ class Index(View):
             self.store(step, outcome.applied[step.table.qualified], batch.writer)
         self.link.answer()
         return outcome
+
+
+def _furthest(visible: Position | None, end: Position) -> Position:
+    """How far readers may see: an earlier batch, cut half way, may have been longer."""
+    if visible is None or visible.topic_id != end.topic_id:
+        return end
+    return replace(end, offsets=tuple(map(max, visible.offsets, end.offsets)))
 
 
 class VersionedWriter(ModelWriter):
