@@ -106,7 +106,12 @@ class Rebuild:
                 return self._finish(previous)
             if self._build.phase == "promote" and self._is_promoted():
                 # The promotion goes on after the switches: what it replaces is retained then.
-                return self._finish(promote(self.sink, self.tables, self._build.names))
+                retained = self._finish(promote(self.sink, self.tables, self._build.names))
+                if not self._is_discontinued():
+                    return retained
+                log.warning("promoted_view_is_discontinued", sink=self.sink.name)
+                self._claim.check()
+                self._build = self._resume_or_start()
             self._publish()
             self._claim.forget_retained(list(self._build.names))
             self.sink.drop_unreferenced(self.tables, self._build.names)
@@ -134,6 +139,25 @@ class Rebuild:
         self.sink.check_capacity(self.tables)
         return GenerationBuild(self.sink.name, "replay", names, self.clock.time())
 
+    def _is_discontinued(self) -> bool:
+        """Whether the log can't continue a live view: the command was killed long ago, and the topic has
+        been made again, or cut, since.
+        """
+        continuity = self._continuity()
+        checkpoints = positions(self.sink, self.tables)
+        try:
+            for table in self.tables:
+                continuity.refuse(
+                    self.sink.name, table, checkpoints[table.qualified], complete=True
+                )
+        except Discontinued:
+            return True
+        return False
+
+    def _continuity(self) -> Continuity:
+        topics = [table.topic for table in self.tables]
+        return Continuity(self.pipeline, self.kafka, self.clock.time).read(topics)
+
     def _resume_error(self, candidate: Sink) -> CdcError | None:
         """Find out why an interrupted build can't continue.
 
@@ -141,9 +165,7 @@ class Rebuild:
         their place: views without a record may have changed places unnoticed. None: it can
         continue.
         """
-        continuity = Continuity(self.pipeline, self.kafka, self.clock.time).read(
-            [table.topic for table in self.tables]
-        )
+        continuity = self._continuity()
         try:
             for table in self.tables:
                 stored = candidate.position(table)

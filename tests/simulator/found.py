@@ -24,6 +24,10 @@ MENDED = (
     "write 1 1 1 13 0 0 1 11 +0, go_back +100",
     "252 cache full transactions: write 1 0 4 11 +1000, save +0, truncate 0 +30, kill_run +0, "
     "truncate 0 +1000, write 0 0 1 11 +30, go_back +100",
+    # A rebuild was killed in its promotion, and repeated once its topics had been made again: it completed the
+    # promotion, and left views that no log continues.
+    "104490 warehouse full records: rebuild 3 +100, write 0 0 3 2 1 0 0 15 0 1 2 6 0 0 2 6 +100, kill_run +300, "
+    "write 1 1 3 7 2 0 2 8 2 0 1 2 0 1 1 5 +100, night 30 +0",
 )
 """Of real bugs."""
 FOUND = {
