@@ -120,8 +120,9 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
     from confluent_kafka import TopicPartition
 
     is_bulk = sum(asked.size for asked in ranges) > BULK
-    _, consumer, admin = _clients_of(bootstrap, is_bulk)
     topic_ids = {asked.topic: asked.topic_id for asked in ranges if asked.topic_id}
+    clients = _clients_of(bootstrap, is_bulk, topic_ids)
+    consumer = clients.consumer
     held: list[Block] = []
     held_at = time.monotonic()
     unread = {(asked.topic, asked.partition): asked.end for asked in ranges}
@@ -136,21 +137,21 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
             if is_at_end and is_bulk and unread:
                 consumer.incremental_unassign([TopicPartition(*place)])
             if unread and time.monotonic() - held_at > HOLD_S:
-                _require_topics(admin, topic_ids)
+                _require_topics(clients.admin, topic_ids)
                 yield from held
                 held.clear()
                 held_at = time.monotonic()
         # Not `pause`, which would outlast the next `assign`.
         consumer.unassign()
-        _require_topics(admin, topic_ids)
+        _require_topics(clients.admin, topic_ids)
         yield from held
     except LogUnread as error:
         # The clients' metadata of the brokers may be out of date: the next read gets new ones.
         topic = error.details["topic"]
         hides = is_hidden(consumer, topic)
         for kind in (False, True):
-            if clients := _clients.pop((bootstrap, os.getpid(), kind), None):
-                clients.consumer.close()
+            if kept := _clients.pop((bootstrap, os.getpid(), kind), None):
+                kept.consumer.close()
         if hides:
             raise forbidden(bootstrap, "Read", topic) from None
         raise
@@ -162,11 +163,14 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
 class _Clients(NamedTuple):
     """What reads of a process are made with. While idle the consumer has no partitions and fetches
     nothing.
+
+    topic_ids: of the topics that were read, by name.
     """
 
     login: Mapping[str, Any]
     consumer: "Consumer"
     admin: "AdminClient"
+    topic_ids: dict[str, str]
 
 
 _clients: dict[tuple[str, int, bool], _Clients] = {}
@@ -175,23 +179,30 @@ so it must neither use nor close them.
 """
 
 
-def _clients_of(bootstrap: str, is_bulk: bool) -> _Clients:
+def _clients_of(bootstrap: str, is_bulk: bool, topic_ids: Mapping[str, str]) -> _Clients:
     from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient
 
     key = bootstrap, os.getpid(), is_bulk
     login = for_librdkafka(bootstrap)
     kept = _clients.get(key)
-    # What is in files may have changed: the clients go by what it was when they were made.
-    if kept and kept.login != login:
+    # What is in files may have changed: the clients go by what it was when they were made. Of a topic that
+    # was created again the consumer still expects the former leader epochs. Where those were higher, as
+    # after a restart of the broker, it never answers.
+    if kept and (kept.login != login or _is_any_other(kept.topic_ids, topic_ids)):
         kept.consumer.close()
         kept = None
     if kept is None:
         settings = BULK_SETTINGS if is_bulk else SETTINGS
         consumer = make_client(Consumer, bootstrap, settings)
         admin = make_client(AdminClient, bootstrap, ADMIN_SETTINGS)
-        kept = _clients[key] = _Clients(login, consumer, admin)
+        kept = _clients[key] = _Clients(login, consumer, admin, {})
+    kept.topic_ids.update(topic_ids)
     return kept
+
+
+def _is_any_other(known: Mapping[str, str], topic_ids: Mapping[str, str]) -> bool:
+    return any(known.get(topic, current) != current for topic, current in topic_ids.items())
 
 
 def _require_topics(admin: "AdminClient", topic_ids: Mapping[str, str]) -> None:

@@ -232,3 +232,41 @@ def test_a_rotated_password_counts_from_the_next_connection(
     blocks = list(read_records(brokers, [OffsetRange(topic, 0, 0, end)]))
     assert blocks[-1][2][-1][1] == b"3"
     broker.set_password("shop", PASSWORD)
+
+
+def test_a_topic_that_was_created_again_is_read_after_a_restart_of_the_broker(
+    broker: SecuredBroker,
+) -> None:
+    """With each restart the leader's epoch grows; the new topic begins with the first one. A client
+    that knows the former topic takes that for old news, and never answers.
+    """
+    brokers = settings(broker, "PLAIN").address
+    topic = f"shop.again.{uuid.uuid4().hex}"
+    use(brokers, topic)
+    broker.kill()
+    broker.start()
+    with Topics(brokers) as topics:
+        wait_until(lambda: is_read(topics, topic, brokers), 60, "the broker to be back")
+        former = topics.ends([topic])[topic].topic_id
+        topics.remove([topic])
+        wait_until(lambda: topic not in topics.existing([topic]), 60, "the end of the topic")
+        topics.create_topics({topic: {"num_partitions": 1}})
+        topics.write(topic, [(b"a", b"1"), (b"b", b"2")])
+        end = topics.ends([topic])[topic]
+    assert end.topic_id != former
+    asked = OffsetRange(topic, 0, 0, end.offsets[0], end.topic_id)
+    assert [value for _, _, block in read_records(brokers, [asked]) for _, value, _ in block] == [
+        b"1",
+        b"2",
+    ]
+
+
+def is_read(topics: Topics, topic: str, brokers: Address) -> bool:
+    """Whether a topic can be read, with the id that it has."""
+    try:
+        end = topics.ends([topic])[topic]
+        return bool(
+            list(read_records(brokers, [OffsetRange(topic, 0, 0, end.offsets[0], end.topic_id)]))
+        )
+    except ConnectorError:
+        return False
