@@ -363,13 +363,21 @@ def apply_all(
         SinkError: the stream has failed, goes on without one of its tables, or has waited for the
             sink for `RETRY_LIMIT_S`.
     """
-    ends = kafka.ends([table.topic for table in tables])
+    topics = [table.topic for table in tables]
+    ends = kafka.ends(topics)
     worked_at = clock.monotonic()
     while True:
         checkpoints = positions(sink, tables)
         if all(distance(checkpoints[t.qualified], ends[t.topic]).reached for t in tables):
             return
         now = progress()
+        if now.lag_records == 0:
+            # The stream is at the end of its topics. One of them was created again, if this goes on.
+            current = kafka.ends(topics)
+            ends = {
+                topic: end if end.topic_id == current[topic].topic_id else current[topic]
+                for topic, end in ends.items()
+            }
         if now.state is not RunState.RETRYING:
             worked_at = clock.monotonic()
         _refuse_stopped(now, clock.monotonic() - worked_at)
