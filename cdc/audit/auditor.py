@@ -24,7 +24,7 @@ from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.kafka.log_continuity import RETENTION, Continuity
 from cdc.kafka.log_refusals import Discontinued, shape_errors
-from cdc.kafka.topic_specs import COMPACTION_LAG, topic_specs
+from cdc.kafka.topic_setup import COMPACTION_LAG, topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, find
 from cdc.model.position import Position, ViewCheckpoint

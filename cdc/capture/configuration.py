@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cdc.config.settings import Pipeline
 from cdc.connectors.debezium import TEMPLATE, name_pattern, name_patterns
 from cdc.errors import SettingsError
-from cdc.kafka.topic_specs import MAX_MESSAGE_BYTES
+from cdc.kafka.topic_setup import MAX_MESSAGE_BYTES
 from cdc.migrations import heartbeat_query
 from cdc.model import secrets
 from cdc.model.session_settings import CATALOG_FIRST, ZONE_GUARD, session_options

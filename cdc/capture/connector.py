@@ -7,10 +7,9 @@ counts only if the task with the new configuration has sent it.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cdc.capture import new_tables
 from cdc.capture.configuration import configuration
 from cdc.config.settings import Pipeline
 from cdc.connectors.client import Connect, ConnectorState, takes_snapshot
@@ -19,6 +18,7 @@ from cdc.control.heartbeat import Heartbeat, last_heartbeat
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Ledger
+from cdc.kafka.log_continuity import request_name
 from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.migrations.removal import drop_slot
@@ -29,6 +29,8 @@ from cdc.model.position import Position
 from cdc.model.session_settings import WORKER_ZONE
 from cdc.model.table import Table
 from cdc.postgres import source, table_survey
+from cdc.postgres.snapshot_request import raise_floor, resend
+from cdc.postgres.source import Connection
 from cdc.quarantine.log import settle_topics
 from cdc.readiness.checks import check_source, refuse
 from cdc.readiness.facts import Slot, bounded_locks, read_slot, read_source
@@ -341,12 +343,12 @@ class _RegistrationAttempt:
                 replaced = [table for table in sent if table not in updated]
                 # Control topics have entries of the other server; the snapshot sends this one's.
                 control = ("cdc.truncation", "cdc.ddl") if self.server_changed else ()
-                if void_ends := new_tables.set_floor_before_snapshot(
+                if void_ends := set_floor_before_snapshot(
                     self.conn, self.topics, replaced, [*map(self.pipeline.topic, control)]
                 ):
                     self.progress(f"a new snapshot replaces what is in {', '.join(void_ends)}")
                 return [], void_ends
-        backfills = new_tables.find_backfills(
+        backfills = find_backfills(
             self.topics,
             self.tables,
             previous,
@@ -359,7 +361,7 @@ class _RegistrationAttempt:
         for request in backfills:
             self.progress(f"sending all rows of {request.table.qualified}: {request.reason}")
         self._stop_connector()
-        return [request.table.qualified for request in backfills], new_tables.request_backfills(
+        return [request.table.qualified for request in backfills], request_backfills(
             self.conn, self.topics, backfills, self.pipeline.replication_user
         )
 
@@ -473,3 +475,83 @@ def _require_ready(
         )
     refuse(fault for fault in check_source(facts) if fault.stops)
     return facts.slot
+
+
+@dataclass(frozen=True)
+class Backfill:
+    """A table whose rows have to be sent. With `reset_floor`, the records that its topic has now
+    are dead.
+    """
+
+    table: Table
+    reason: str
+    reset_floor: bool
+
+
+def find_backfills(
+    topics: Topics,
+    tables: Sequence[Table],
+    previous: Mapping[str, Captured],
+    current: Mapping[str, Captured],
+    created: Collection[str],
+    events: Collection[str],
+) -> list[Backfill]:
+    """Find tables whose topics lack rows as they are sent from now on, and that no snapshot will
+    copy.
+
+    `previous` is how tables were captured until now. `created` are the topics created since then.
+    `events` are tables of events whose topics still have all of them.
+    """
+    ends = topics.ends([table.topic for table in tables])
+    backfills = []
+    for table in tables:
+        if table.topic in created or table.qualified not in previous:
+            has_dead = any(ends[table.topic].offsets) and table.qualified not in events
+            backfills.append(Backfill(table, "it is new here", has_dead))
+        else:
+            old_capture = previous[table.qualified]
+            new_capture = current[table.qualified]
+            if old_capture.key != new_capture.key:
+                backfills.append(Backfill(table, "it has another key", True))
+            elif old_capture.events != new_capture.events:
+                now = "are events now" if new_capture.events else "aren't events any more"
+                backfills.append(Backfill(table, f"its rows {now}", True))
+            elif old_capture.unsent != new_capture.unsent:
+                backfills.append(Backfill(table, "it has other columns", False))
+            elif old_capture.mask != new_capture.mask:
+                backfills.append(Backfill(table, "it has other masks", False))
+    return backfills
+
+
+def request_backfills(
+    conn: Connection, topics: Topics, requests: Iterable[Backfill], reader: str
+) -> dict[str, Position]:
+    """Request all rows of tables, while the connector is stopped: it then knows each table when it reads
+    the request. After a crash at any point, the next registration finds what is missing.
+
+    `reader` is the connector's role. Returns the ends of the topics whose present records are dead.
+    """
+    listed = list(requests)
+    ends = topics.log_ends([request.table.topic for request in listed])
+    for request in listed:
+        end = ends[request.table.topic]
+        name = request_name(request.reason, end)
+        resend(conn, request.table, reader=reader, id=name, reset_floor=request.reset_floor)
+    return {
+        request.table.topic: ends[request.table.topic] for request in listed if request.reset_floor
+    }
+
+
+def set_floor_before_snapshot(
+    conn: Connection, topics: Topics, tables: Sequence[Table], control_topics: Sequence[str]
+) -> dict[str, Position]:
+    """Set a floor before another first snapshot, because a row that was deleted since the last one
+    has no record. `tables`: those whose views don't keep such a row.
+
+    Returns the ends of the topics that have records, `control_topics` among them.
+    """
+    ends = topics.log_ends([*(table.topic for table in tables), *control_topics])
+    filled = [table.qualified for table in tables if any(ends[table.topic].offsets)]
+    if filled:
+        raise_floor(conn, filled)
+    return {topic: end for topic, end in ends.items() if any(end.offsets)}

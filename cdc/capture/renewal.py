@@ -14,8 +14,7 @@ from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, closes
 from cdc.connectors.client import Connect
 from cdc.errors import SettingsError
-from cdc.kafka.topic_setup import refuse_others
-from cdc.kafka.topic_specs import topic_specs
+from cdc.kafka.topic_setup import refuse_others, topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres.table_survey import table_named, views_by_name_only

@@ -89,7 +89,7 @@ def _make_plan(context: "Context") -> "Plan":
     from cdc.documents.state import StateTooLarge
     from cdc.errors import CdcError, SinkError, SourceError
     from cdc.kafka.log_refusals import shape_errors
-    from cdc.kafka.topic_specs import topic_settings, topic_specs
+    from cdc.kafka.topic_setup import topic_settings, topic_specs
     from cdc.kafka.topics import Topics
     from cdc.postgres import catalog, source, table_survey
     from cdc.sink.factory import build_state

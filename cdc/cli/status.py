@@ -88,7 +88,6 @@ def doctor(context: typer.Context, as_json: Json = False) -> None:
 
 
 def doctor_document(pipeline: str, findings: "tuple[Finding, ...]") -> dict[str, Any]:
-    """Make the document of `cdc doctor --json`."""
     return {
         "pipeline": pipeline,
         "verdict": verdict(findings),

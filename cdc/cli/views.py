@@ -70,8 +70,7 @@ def sql(context: typer.Context, name: ViewName) -> None:
 @app.command()
 def show(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
     """Show how a view is made: its tables as a tree, and what the state keeps of their rows."""
-    from cdc.documents.outline import outline, state_outline
-    from cdc.documents.plan import StatePlan
+    from cdc.documents.plan import StatePlan, outline, state_outline
 
     table_survey.table_named(context.obj.views, f"view.{name}")
     plan = StatePlan(context.obj.resolution.views)

@@ -83,8 +83,6 @@ class CurrentState:
 
 @dataclass(frozen=True)
 class RequestedState:
-    """The state that the file asks for."""
-
     tables: Mapping[str, Captured]
     config: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

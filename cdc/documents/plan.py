@@ -15,9 +15,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from cdc.config.view_settings import ENDS, SCHEMA, Function, Order, TimeKind
+from cdc.config.view_settings import (
+    ENDS,
+    SCHEMA,
+    AnyView,
+    Function,
+    IncludeSettings,
+    Order,
+    TimeKind,
+)
 from cdc.model.table import Column, Table
 from cdc.scalar.amounts import INTEGERS
 from cdc.scalar.operators import Term
@@ -615,3 +623,45 @@ class StatePlan:
             for view in self.views
             for node in view.root.walk()
         )
+
+
+UNSHOWN = {"root", "table", "include", "show", "clock", "alerts", "to"}
+
+
+def outline(view: View, settings: AnyView) -> dict[str, Any]:
+    """Describe a view as a tree of its tables. What a place doesn't have is left out."""
+    place = {
+        "key": list(view.keyed.key),
+        **_place(view.root, settings),
+        "clock": view.clock,
+        "alerts": view.sends_once,
+    }
+    return {"view": view.name, **{name: value for name, value in place.items() if value}}
+
+
+def _place(node: Node, settings: AnyView | IncludeSettings) -> dict[str, Any]:
+    place = {
+        "table": node.table.qualified,
+        **settings.model_dump(mode="json", exclude=UNSHOWN, exclude_defaults=True),
+        "limit": node.limit if node.many and node.shows else None,
+        "columns": list(node.columns),
+        "include": {
+            child.field: _place(child, settings.include[child.field])
+            for child in node.children
+            if child.field in settings.include
+        },
+    }
+    return {name: value for name, value in place.items() if value}
+
+
+def state_outline(plan: StatePlan, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Describe what the state keeps of these tables, for all views of the file together."""
+    return [
+        {
+            "table": table.qualified,
+            "columns": [column.name for column in table.columns],
+            "indexes": [[value.text for value in values] for values in plan.slots[table.qualified]],
+        }
+        for table in plan.tables
+        if table.qualified in names
+    ]

@@ -537,7 +537,6 @@ class State:
             pass
 
     def is_due(self, view: str, now: int) -> bool:
-        """Say whether a document is due by then."""
         with self._server() as server:
             return bool(server.zrangebyscore(self._key("due", view), "-inf", now, 0, 1))
 

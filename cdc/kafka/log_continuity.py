@@ -27,7 +27,7 @@ from cdc.kafka.log_refusals import (
     unfilled_topic,
 )
 from cdc.kafka.records import Record, RecordAddress
-from cdc.kafka.topic_specs import COMPACTION_LAG
+from cdc.kafka.topic_setup import COMPACTION_LAG
 from cdc.model.generation import generation_time
 from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Table

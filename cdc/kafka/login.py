@@ -35,7 +35,6 @@ JAVA_LOGINS = "org.apache.kafka.common.security"
 
 
 def for_librdkafka(brokers: str) -> dict[str, Any]:
-    """Return the settings of a client of librdkafka."""
     login = login_of(brokers)
     settings: dict[str, Any] = {"bootstrap.servers": str(brokers)}
     if login.protocol == "PLAINTEXT":

@@ -4,7 +4,7 @@ one.
 In:  the topic; a function that takes its records. Out: calls of it, in the order of offsets.
 Invariant: the records taken account for all that the topic ever held. A reader that was at the end
 within the last hours misses nothing that compaction removes: a tombstone stays for a day at least
-(`topic_specs.RETENTION_MS`).
+(`topic_setup.RETENTION_MS`).
 """
 
 import time

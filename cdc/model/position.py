@@ -34,7 +34,6 @@ class Position:
 
     @property
     def partition_count(self) -> int:
-        """How many partitions the topic had."""
         return len(self.offsets)
 
 
@@ -90,7 +89,6 @@ class ViewCheckpoint:
 
     @classmethod
     def from_json(cls, text: str) -> "ViewCheckpoint":
-        """The reverse of `to_json`."""
         return cls.from_mapping(json.loads(text))
 
 

@@ -43,7 +43,6 @@ class Column:
 
     @property
     def source_name(self) -> str:
-        """The name in Postgres and in the log."""
         return self.name if self.renamed_from is None else self.renamed_from
 
 

@@ -98,7 +98,6 @@ class Figures:
             self._families[name].add_metric(labels, float(value))
 
     def metrics(self) -> Iterator[Metric]:
-        """Yield the metrics that have samples."""
         return (family for family in self._families.values() if family.samples)
 
 
@@ -120,7 +119,6 @@ class LookMetrics(Collector):
 
 
 def _add_status(figures: Figures, status: Status) -> None:
-    """Add what a diagnosed status has."""
     if slot := status.slot:
         figures.add("cdc_slot_active", slot.active)
         figures.add("cdc_slot_lag_bytes", slot.lag_bytes)

@@ -166,7 +166,6 @@ class RunEndpoint:
         self._state.ticked_at = time.monotonic()
 
     def close(self) -> None:
-        """Stop serving, and wait for the thread."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -75,7 +75,6 @@ class Sampler(Generic[T]):
         self._thread = threading.Thread(target=self._work, name=f"look-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
         self._thread.start()
 
     def close(self) -> None:

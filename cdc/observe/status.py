@@ -31,7 +31,6 @@ class ConnectorStatus:
 
     @property
     def running(self) -> bool:
-        """Whether the connector and its tasks run."""
         return self.state == "RUNNING" and set(self.tasks) == {"RUNNING"}
 
 

@@ -92,7 +92,6 @@ def refuse(faults: Iterable[Fault]) -> None:
 
 
 def check_source(facts: SourceFacts) -> Iterator[Fault]:
-    """Judge the source."""
     yield from check_server(facts.version, facts.wal_level, facts.encoding)
     yield from _check_place(facts)
     yield from _check_limits(facts)

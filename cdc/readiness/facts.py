@@ -291,8 +291,6 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class RoleFacts:
-    """The connector's role."""
-
     can_replicate: bool = True
     superuser: bool = False
     bootstrap: bool = False
@@ -303,8 +301,6 @@ class RoleFacts:
 
 @dataclass(frozen=True)
 class PublicationFacts:
-    """The publication of the pipeline's name."""
-
     owner: str
     owned: bool
     everything: bool

@@ -18,7 +18,7 @@ from cdc.errors import SettingsError
 from cdc.generations.registry import Registry
 from cdc.kafka.ledger import Ledger
 from cdc.kafka.log_refusals import refuse_foreign
-from cdc.kafka.topic_specs import topic_specs
+from cdc.kafka.topic_setup import topic_specs
 from cdc.kafka.topics import Topics
 from cdc.migrations import removal
 from cdc.model.position import Position

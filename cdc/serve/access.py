@@ -145,8 +145,6 @@ def _host_name(host: str) -> str:
 
 
 def _with_headers(send: Send) -> Send:
-    """Add the headers of every answer."""
-
     async def answer(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)

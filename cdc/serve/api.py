@@ -19,8 +19,7 @@ from cdc.observe.diagnosis import document
 from cdc.observe.pipeline_metrics import LookMetrics
 from cdc.observe.sampler import Sampler
 from cdc.observe.status import Status
-from cdc.serve.dashboard import ControlState, Dashboard
-from cdc.serve.lag_history import SPANS
+from cdc.serve.dashboard import SPANS, ControlState, Dashboard
 
 POLL_S = 0.25
 """Seconds between two looks for something new."""
@@ -29,7 +28,6 @@ SILENCE_S = 15.0
 
 
 def dashboard_of(request: Request) -> Dashboard:
-    """The dashboard that the application shows."""
     dashboard: Dashboard = request.app.state.dashboard
     return dashboard
 

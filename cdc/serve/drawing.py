@@ -13,7 +13,7 @@ from cdc.model.finding import Finding, Severity
 from cdc.model.finding_codes import CAPTURE, LOG, SOURCE
 from cdc.model.wording import clock, duration
 from cdc.observe.status import SinkStatus, Status
-from cdc.serve.lag_history import Series
+from cdc.serve.dashboard import Series
 
 UNREAD = "could not be read"
 SYMBOLS = {"ok": "✓", "info": "✓", "warning": "!", "degraded": "!", "down": "✕", "unknown": "?"}

@@ -34,8 +34,6 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True, gc=False):
-    """A record as the log has it."""
-
     offset: int
     key: bytes | None
     value: bytes | None

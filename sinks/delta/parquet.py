@@ -59,7 +59,6 @@ class FileWriter:
             self._writer.write_table(table, row_group_size=GROUP_ROWS)
 
     def close(self) -> File:
-        """End the file and return it."""
         with self.remove_on_failure():
             self._writer.close()
             size = self._place.finish(self._name, self._file)

@@ -233,7 +233,6 @@ class Folder:
                 path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
     def remove_all(self) -> None:
-        """Remove the place with all that it contains."""
         with writing(self.location):
             while Path(self.location).is_dir():
                 # Others may remove parts of it meanwhile: then the rest is removed.

@@ -28,9 +28,8 @@ from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
 from cdc.sink.scan import GROUPED, pages, read_pages, scan_items
 from cdc.sinks.redis import health, scan
 from cdc.sinks.redis.database import Database
-from cdc.sinks.redis.exchange import complete, new_mark, shown_offsets
 from cdc.sinks.redis.executor import RedisWriter
-from cdc.sinks.redis.positions import Positions
+from cdc.sinks.redis.positions import Positions, complete, new_mark, shown_offsets
 from cdc.sinks.redis.scripts import EXCHANGE_DATABASES, EXCHANGE_POSITIONS
 from cdc.sinks.redis.tables import (
     add_name,

@@ -19,8 +19,7 @@ from cdc.sink.lane import ChunkLimits, Part, Verdicts
 from cdc.sink.lane_run import collect_outcome
 from cdc.sinks.redis import cluster_scripts
 from cdc.sinks.redis.cluster_executor import ClusterWriter
-from cdc.sinks.redis.cluster_positions import ClusterPositions
-from cdc.sinks.redis.cluster_sink import ClusterRedis
+from cdc.sinks.redis.cluster_sink import ClusterPositions, ClusterRedis
 from cdc.sinks.redis.executor import PendingAdvance
 from cdc.sinks.redis.slots import slot_of, tags
 from tests.contract import laws
@@ -236,7 +235,7 @@ def test_planted_a_node_that_goes_back_unnoticed(
     source: str = getattr(cluster_scripts, script)
     assert guard in source
     loose = source.replace(guard, instead)
-    with in_this_process(), mock.patch(f"cdc.sinks.redis.cluster_positions.{script}", loose):
+    with in_this_process(), mock.patch(f"cdc.sinks.redis.cluster_sink.{script}", loose):
         world = World(servers, unique)
         a_node_goes_back(world, 1)
     with pytest.raises(AssertionError):

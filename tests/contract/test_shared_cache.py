@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import redis
 
-import cdc.sinks.redis.exchange
+import cdc.sinks.redis.positions
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.position import Position
@@ -47,7 +47,7 @@ def in_this_process() -> Iterator[None]:
             "cdc.sinks.redis.positions.run_on_executors",
             lambda lane, records, *rest: collect_outcome(lane, records.run_here(lane), *rest),
         ),
-        mock.patch.multiple(cdc.sinks.redis.exchange, FIRST_ROWS=1, SLICE_ROWS=1),
+        mock.patch.multiple(cdc.sinks.redis.positions, FIRST_ROWS=1, SLICE_ROWS=1),
     ):
         yield
 
@@ -252,7 +252,7 @@ def unmarked() -> AbstractContextManager[object]:
     guard = " and redis.call('SADD', KEYS[2], row) == 1"
     assert guard in scripts.EXCHANGE_SOME
     return mock.patch.object(
-        cdc.sinks.redis.exchange, "EXCHANGE_SOME", scripts.EXCHANGE_SOME.replace(guard, "")
+        cdc.sinks.redis.positions, "EXCHANGE_SOME", scripts.EXCHANGE_SOME.replace(guard, "")
     )
 
 

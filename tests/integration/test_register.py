@@ -17,7 +17,7 @@ from cdc.connectors.client import Connect
 from cdc.control.heartbeat import first_heartbeat_since
 from cdc.errors import ConnectorError
 from cdc.kafka.clients import kafka
-from cdc.kafka.topic_specs import topic_specs
+from cdc.kafka.topic_setup import topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.observe.collection import collect

@@ -137,7 +137,7 @@ def crash(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", ["cdc.capture.new_tables.request_backfills", "cdc.connectors.client.Connect.put"]
+    "step", ["cdc.capture.connector.request_backfills", "cdc.connectors.client.Connect.put"]
 )
 def test_a_registration_that_ends_half_way(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, step: str
@@ -159,7 +159,7 @@ def test_a_renewal_that_ends_half_way(shop: Shop, monkeypatch: pytest.MonkeyPatc
     """The topic is there again, empty: the next registration has the rows sent."""
     shop.migrate()
     shop.register()
-    for step in ("cdc.kafka.ledger.Ledger.add_shapes", "cdc.capture.new_tables.request_backfills"):
+    for step in ("cdc.kafka.ledger.Ledger.add_shapes", "cdc.capture.connector.request_backfills"):
         with monkeypatch.context() as patch:
             patch.setattr(step, crash)
             with pytest.raises(KeyboardInterrupt):

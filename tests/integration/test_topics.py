@@ -22,12 +22,11 @@ from cdc.kafka.clients import kafka
 from cdc.kafka.log_continuity import Continuity, request_name
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.records import Record
-from cdc.kafka.topic_setup import check_topics, ensure_topics
-from cdc.kafka.topic_specs import topic_specs
+from cdc.kafka.topic_setup import check_topics, ensure_topics, topic_specs
 from cdc.kafka.topics import PATIENCE_S, TOPICS_AT_ONCE, Topics, TopicsPool
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.observe.topic_report import read_topics
+from cdc.observe.collection import read_topics
 from cdc.rebuild.build import Rebuild
 from cdc.sink.contract import Sink
 from cdc.sinks.memory import Memory

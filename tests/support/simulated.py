@@ -13,7 +13,7 @@ from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.log_reader import Block, OffsetRange, gone_error
 from cdc.kafka.log_refusals import forbidden, missing_topic
 from cdc.kafka.records import Record, RecordAddress
-from cdc.kafka.topic_specs import COMPACTION_LAG
+from cdc.kafka.topic_setup import COMPACTION_LAG
 from cdc.kafka.topics import Topics
 from cdc.model.clock import Clock
 from cdc.model.position import Position

@@ -19,8 +19,7 @@ from cdc.model.address import is_loopback
 from cdc.model.finding import Finding, find, is_command, worst_first
 from cdc.model.finding_codes import DOCTOR, KINDS, code_of
 from cdc.model.table import CONTROL_TABLES
-from cdc.observe.examination import without_consequences
-from cdc.observe.fitness import (
+from cdc.observe.examination import (
     DANGEROUS,
     LogFacts,
     MachineFacts,
@@ -29,11 +28,12 @@ from cdc.observe.fitness import (
     check_connect,
     check_log,
     check_machine,
+    without_consequences,
 )
 from cdc.readiness.checks import check_source
 from cdc.readiness.facts import PublicationFacts, RoleFacts, Slot, SourceFacts, TableFacts
 from cdc.sinks.delta.sink import check_folder
-from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
+from cdc.sinks.elasticsearch.sink import IndexFacts, check_cluster
 from cdc.sinks.redis.health import check_info
 from docs.generate import FOLDER
 from tests.support.pipelines import unreachable_file

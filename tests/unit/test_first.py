@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cdc.cli import console, verbs
+from cdc.cli.init import PipelineDraft, draft_text, dsn_reference, name_for, write_draft
 from cdc.compose.stack_state import Endpoints
 from cdc.config import settings
-from cdc.config.draft import PipelineDraft, name_for, reference, text, write
 from cdc.errors import SettingsError
 
 SERVERS = Endpoints(
@@ -18,7 +18,7 @@ SERVERS = Endpoints(
 
 
 def loaded(path: Path, first: PipelineDraft, **environment: str) -> settings.Pipeline:
-    path.write_text(text(first))
+    path.write_text(draft_text(first))
     return settings.load(path, {**SERVERS, **environment})
 
 
@@ -45,7 +45,7 @@ def test_what_is_left_out_is_there_to_read(tmp_path: Path) -> None:
     )
     result = loaded(tmp_path / "first.yaml", first)
     assert [entry.table for entry in result.source.tables] == ["public.*"]
-    content = text(first)
+    content = draft_text(first)
     odd = "    # - public.odd", "    #   write {table: public.odd, exclude: [c]}"
     assert {"    #   public.items", *odd} <= set(content.splitlines())
     assert "# left out: public.loose: no primary key" in content
@@ -61,7 +61,7 @@ def test_what_is_left_out_is_there_to_read(tmp_path: Path) -> None:
     ],
 )
 def test_no_password_is_written(dsn: str, environment: dict[str, str], expected: str) -> None:
-    assert reference(dsn, "shop", environment) == expected
+    assert dsn_reference(dsn, "shop", environment) == expected
 
 
 def test_a_name_from_a_file() -> None:
@@ -74,14 +74,14 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     path = tmp_path / "shop.yaml"
     path.write_text("mine")
     with pytest.raises(SettingsError, match="is there already"):
-        write(path, "theirs")
+        write_draft(path, "theirs")
     assert path.read_text() == "mine"
     path.unlink()
     path.symlink_to(tmp_path / "nowhere.yaml")
     with pytest.raises(SettingsError, match="is there already"):
-        write(path, "theirs")
+        write_draft(path, "theirs")
     with pytest.raises(SettingsError, match="can't be written"):
-        write(tmp_path / "none" / "shop.yaml", "theirs")
+        write_draft(tmp_path / "none" / "shop.yaml", "theirs")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:

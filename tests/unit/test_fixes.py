@@ -25,12 +25,11 @@ from cdc.model.generation import GENERATION
 from cdc.model.obstacle import Obstacle
 from cdc.model.position import Position, Server
 from cdc.model.table import Table
-from cdc.observe.collection import collect
+from cdc.observe.collection import collect, find_tombstones_at_risk
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.examination import Examination
 from cdc.observe.registration_findings import find_aside
 from cdc.observe.status import ViewStatus
-from cdc.observe.topic_report import find_tombstones_at_risk
 from cdc.postgres import catalog
 from cdc.readiness.checks import check_slot_risk
 from cdc.readiness.facts import RESTRICTIVE

@@ -8,8 +8,7 @@ import pytest
 from cdc.capture.renewal import select_renewed
 from cdc.config import settings
 from cdc.config.settings import Pipeline
-from cdc.documents.outline import outline
-from cdc.documents.plan import Closing, Session, View, Window
+from cdc.documents.plan import Closing, Session, View, Window, outline
 from cdc.documents.resolve import resolve_views
 from cdc.documents.sql import document_query
 from cdc.documents.tables import view_table

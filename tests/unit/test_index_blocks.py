@@ -10,9 +10,9 @@ from cdc.errors import SinkBlocked
 from cdc.model.finding import find, is_command
 from cdc.sinks.elasticsearch.client import WRITE, Server, is_blocked
 from cdc.sinks.elasticsearch.connection import forget
-from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
 from cdc.sinks.elasticsearch.index import indices
 from cdc.sinks.elasticsearch.index.indices import WritableIndex, WriteBlock
+from cdc.sinks.elasticsearch.sink import IndexFacts, check_cluster
 from tests.support.faulty import Answer, Proxy, Request, json_answer
 
 NAMES = ["shop-public.a$b@1", "shop-public.a$(touch x)@1", "shop-public.`x`@1", "shop-public.ü@1"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.kafka.topic_specs import topic_specs
+from cdc.kafka.topic_setup import topic_specs
 from docs.generate import FOLDER
 from docs.generate import PAGES as GENERATED
 from docs.generators.settings import SECTIONS

@@ -19,8 +19,7 @@ from cdc.observe.run_log import LagSample
 from cdc.observe.sampler import Sampler
 from cdc.observe.status import Status
 from cdc.serve.access import LOOPBACK, Access
-from cdc.serve.pages import runbook
-from cdc.serve.server import PageServer
+from cdc.serve.server import PageServer, runbook
 from docs.generate import FOLDER
 from tests.support import http
 from tests.support.page import (

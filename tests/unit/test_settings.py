@@ -20,7 +20,7 @@ from cdc.control import registrations
 from cdc.errors import SettingsError
 from cdc.model.login import Address, Login
 from cdc.model.table import Column, IndexOptions, Projection, Table
-from cdc.observe.topic_report import tables_of_sink
+from cdc.observe.collection import tables_of_sink
 from cdc.postgres import table_survey
 from cdc.postgres.row_query import row_query
 from cdc.sinks.delta.settings import Delta

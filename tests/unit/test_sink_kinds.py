@@ -10,7 +10,7 @@ import pytest
 
 from cdc.config import settings, sink_kinds
 from cdc.errors import SettingsError
-from cdc.kafka.topic_specs import COMPACTION_LAG, topic_settings
+from cdc.kafka.topic_setup import COMPACTION_LAG, topic_settings
 from cdc.sink import factory
 
 TOY = '''

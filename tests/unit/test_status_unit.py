@@ -26,7 +26,7 @@ from cdc.model.table import Table
 from cdc.model.wording import clock
 from cdc.observe import collection
 from cdc.observe.activity import Activity, LookConnections, describe_sink, stands_s
-from cdc.observe.collection import collect
+from cdc.observe.collection import collect, find_tombstones_at_risk, measure
 from cdc.observe.diagnosis import diagnose, document, proof_sentence, slow_hop
 from cdc.observe.registration_findings import find_registration_troubles
 from cdc.observe.status import (
@@ -38,7 +38,6 @@ from cdc.observe.status import (
     Status,
     ViewStatus,
 )
-from cdc.observe.topic_report import find_tombstones_at_risk, measure
 from cdc.postgres import catalog, source
 from cdc.readiness.facts import Slot
 from tests.support.pipelines import pipeline, position_by_table

@@ -9,8 +9,7 @@ from cdc.cli.views import draw_view
 from cdc.config import settings
 from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
-from cdc.documents.outline import outline
-from cdc.documents.plan import TimeJoin, View
+from cdc.documents.plan import TimeJoin, View, outline
 from cdc.documents.resolve import resolve_views
 from cdc.documents.tables import view_table
 from cdc.errors import SettingsError

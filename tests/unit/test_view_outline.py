@@ -6,8 +6,7 @@ from pathlib import Path
 
 from cdc.cli.status import draw_status
 from cdc.cli.views import draw_late, draw_view
-from cdc.documents.outline import outline, state_outline
-from cdc.documents.plan import StatePlan
+from cdc.documents.plan import StatePlan, outline, state_outline
 from cdc.documents.state import LateChange
 from cdc.model.wording import clock
 from cdc.observe.pipeline_metrics import LookMetrics
