@@ -41,7 +41,7 @@ def of_pipeline(pipeline: Pipeline, *, supervised: bool) -> Mapping[str, Fault]:
         "connector stop": partial(stop_connector, Connect.stop),
         "connector restart": partial(_restart_connector, pipeline),
         "run freeze": partial(_freeze_run, pipeline),
-        "run kill worker": partial(_kill_worker, pipeline),
+        "run kill workers": partial(_kill_workers, pipeline),
     }
     return {**faults, "run kill": partial(_kill_run, pipeline)} if supervised else faults
 
@@ -76,53 +76,53 @@ def _restart_connector(pipeline: Pipeline, hold: Hold) -> None:  # noqa: ARG001 
 
 
 def _freeze_run(pipeline: Pipeline, hold: Hold) -> None:
-    with frozen([process for tree in _runs(pipeline) for process in tree]):
+    with frozen(_runs(pipeline)):
         hold()
 
 
-def _kill_worker(pipeline: Pipeline, hold: Hold) -> None:  # noqa: ARG001  # over at once
-    trees = _runs(pipeline)
-    machines = [process for tree in trees for process in tree if process.name() == "java"]
-    workers = [worker for machine in machines for worker in machine.children(recursive=True)]
+def _kill_workers(pipeline: Pipeline, hold: Hold) -> None:  # noqa: ARG001  # over at once
+    processes = _runs(pipeline)
+    with _mine():
+        machines = [process for process in processes if process.name() == "java"]
+        workers = [worker for machine in machines for worker in machine.children(recursive=True)]
     if not workers:
         raise SettingsError("`cdc run` has no Python worker on this host.", hint=RUN_HINT)
-    with _mine():
-        workers[-1].kill()
+    _signal(workers, psutil.Process.kill)
 
 
 def _kill_run(pipeline: Pipeline, hold: Hold) -> None:  # noqa: ARG001  # over at once
-    for tree in _runs(pipeline):
-        for process in tree:
-            with _mine(), suppress(psutil.NoSuchProcess):
-                process.kill()
+    _signal(_runs(pipeline), psutil.Process.kill)
 
 
-def _runs(pipeline: Pipeline) -> list[list[psutil.Process]]:
-    """Find the processes of each `cdc run` on this host. Raises SettingsError if there is none."""
+def _runs(pipeline: Pipeline) -> list[psutil.Process]:
+    """Find the processes of every `cdc run` on this host. Raises SettingsError if there is none."""
     with Topics(pipeline.kafka) as kafka:
         pids = read_runs(pipeline, kafka).pids
-    trees = []
+    processes = list[psutil.Process]()
     for pid in sorted(pids):
         with suppress(psutil.NoSuchProcess):
             leader = psutil.Process(pid)
-            trees.append([leader, *leader.children(recursive=True)])
-    if not trees:
+            processes += [leader, *leader.children(recursive=True)]
+    if not processes:
         raise SettingsError("No `cdc run` of this pipeline is on this host.", hint=RUN_HINT)
-    return trees
+    return processes
 
 
 @contextmanager
-def frozen(tree: Sequence[psutil.Process]) -> Iterator[None]:
+def frozen(processes: Sequence[psutil.Process]) -> Iterator[None]:
     """Suspend processes until the block ends: they take connections and answer none."""
     try:
-        for process in tree:
-            with _mine(), suppress(psutil.NoSuchProcess):
-                process.suspend()
+        _signal(processes, psutil.Process.suspend)
         yield
     finally:
-        for process in tree:
-            with _mine(), suppress(psutil.NoSuchProcess):
-                process.resume()
+        _signal(processes, psutil.Process.resume)
+
+
+def _signal(processes: Sequence[psutil.Process], send: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        # It may have ended with its parent.
+        with _mine(), suppress(psutil.NoSuchProcess):
+            send(process)
 
 
 @contextmanager

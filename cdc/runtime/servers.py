@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cdc.chaos.faults import frozen
 from cdc.compose import process, stack, stack_state
 from cdc.compose.servers import Server
 from cdc.compose.stack_state import StackState, locked_state
@@ -72,7 +71,8 @@ def server_faults(
     record = StackState.load(state.absolute())
     if record.stack not in ("embedded", "secured"):
         return {}
-    addresses = repr(pipeline)
+    # The representation leaves out the DSN, because it may hold a password.
+    addresses = f"{pipeline.source.dsn} {pipeline!r}"
     faults = dict[str, Fault]()
     for server in stack.servers_of(record, pipeline.pipeline):
         port = record.ports.get(server.name)
@@ -94,6 +94,8 @@ def _kill_server(state: Path, server: Server, progress: Callable[[str], None], h
 
 
 def _freeze_server(state: Path, server: Server, hold: Hold) -> None:
+    from cdc.chaos.faults import frozen
+
     with frozen(_leader(state, server).tree()):
         hold()
 

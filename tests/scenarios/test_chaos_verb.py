@@ -64,7 +64,7 @@ def test_a_staging_pipeline_is_broken_and_right_again(world: "World") -> None:
             assert interrupted(world, "write block", is_blocked) == 130
             assert not is_blocked()
             assert interrupted(world, "connector pause", is_paused) == 130
-            assert not is_paused()
+            wait_until(lambda: not is_paused(), 60, "the connector to be resumed")
             cache = redis.Redis.from_url(world.cache)
             cache.set(f"{world.name}:public.busy:{STANDING}", json.dumps({"id": STANDING}))
             ended = world.cdc("chaos", "--minutes", "0", "--only", "restart", code=8)

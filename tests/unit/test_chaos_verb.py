@@ -1,5 +1,8 @@
 """`cdc chaos`: what it refuses, in which order it fires, and that each fault is over before anything else."""
 
+import os
+import signal
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -65,3 +68,21 @@ def test_a_fault_that_is_not_allowed_is_named_and_the_others_are_fired() -> None
 def test_a_fault_that_can_not_be_undone_ends_the_run() -> None:
     with pytest.raises(Unmended, match="'stays' couldn't be undone"):
         play(stays=stays)
+
+
+def test_a_signal_ends_the_run_once_the_fault_is_undone() -> None:
+    events: list[str] = []
+
+    def interrupted(hold: Hold) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        hold()
+        events.append("undone")
+
+    nemesis = Nemesis(
+        {"freeze": interrupted}, 7, lambda: events.append("recover"), lambda: None, lambda _: None
+    )
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        nemesis.fire("freeze", 600)
+    assert events == ["undone"]
+    assert time.monotonic() - began < 300
