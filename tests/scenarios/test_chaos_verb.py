@@ -65,12 +65,18 @@ def test_a_staging_pipeline_is_broken_and_right_again(world: "World") -> None:
             assert not is_blocked()
             assert interrupted(world, "connector pause", is_paused) == 130
             wait_until(lambda: not is_paused(), 60, "the connector to be resumed")
-            cache = redis.Redis.from_url(world.cache)
-            cache.set(f"{world.name}:public.busy:{STANDING}", json.dumps({"id": STANDING}))
-            ended = world.cdc("chaos", "--minutes", "0", "--only", "restart", code=8)
     pattern = r"chaos: equal · seed 7 · 7 faults of 7 kinds · \d+ s"
     assert re.fullmatch(pattern, lines[-1]), lines
     assert max(map(len, lines)) <= 80
     assert not any("skipped" in line for line in lines), lines
+
+
+def test_a_row_that_was_edited_behind_the_pipelines_back_is_found(world: "World") -> None:
+    begin(world)
+    with world.running(), writer.writing(world.dsn, RATE):
+        world.settle()
+        with redis.Redis.from_url(world.cache) as cache:
+            cache.set(f"{world.name}:public.busy:{STANDING}", json.dumps({"id": STANDING}))
+        ended = world.cdc("chaos", "--minutes", "0", "--only", "restart", code=8)
     verdict = ended.stdout.splitlines()[-1]
     assert verdict.startswith("chaos: NOT EQUAL: 1 of 2 views differ"), ended.stdout
