@@ -11,10 +11,11 @@ from pathlib import Path
 
 import psycopg
 
+from cdc.chaos.faults import frozen
 from cdc.kafka.clients import connection_settings, kafka
 from chaos.links import Disturbance
 from chaos.scene import PIPELINE, SINKS, Scene, Violated
-from chaos.stack import LINKS, Stack, frozen
+from chaos.stack import LINKS, Stack
 from chaos.views import wait_until
 
 SERVERS = ("postgres", "kafka", "connect", "elasticsearch", "redis")

@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import psutil
 
+from cdc.chaos.faults import frozen
 from cdc.compose import host, process, stack
 from cdc.compose.servers import (
     Connect,
@@ -179,17 +180,3 @@ class Run:
         except subprocess.TimeoutExpired:
             ending.kill()
             return ending.wait()
-
-
-@contextmanager
-def frozen(tree: list[psutil.Process]) -> Iterator[None]:
-    """Suspend processes: they take connections and answer none."""
-    for found in tree:
-        with suppress(psutil.NoSuchProcess):
-            found.suspend()
-    try:
-        yield
-    finally:
-        for found in tree:
-            with suppress(psutil.NoSuchProcess):
-                found.resume()

@@ -168,6 +168,10 @@ class Connect:
         """Restart the connector and its tasks where they have failed."""
         self._call("POST", f"/connectors/{name}/restart?includeTasks=true&onlyFailed=true")
 
+    def restart(self, name: str) -> None:
+        """Restart the connector and its tasks."""
+        self._call("POST", f"/connectors/{name}/restart?includeTasks=true")
+
     def delete(self, name: str) -> None:
         """Delete the connector but not its offsets: put again, it continues from them. A missing
         one is no error.
@@ -194,6 +198,10 @@ class Connect:
         """Stop the connector's tasks. The records it has sent by then are committed."""
         self._call("PUT", f"/connectors/{name}/stop")
         self._wait_until_stopped(name)
+
+    def pause(self, name: str) -> None:
+        """Pause the connector: it reads nothing more, and its tasks stay."""
+        self._call("PUT", f"/connectors/{name}/pause")
 
     def _wait_until_stopped(self, name: str) -> None:
         deadline = time.monotonic() + REBALANCE_S

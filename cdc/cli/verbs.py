@@ -13,6 +13,7 @@ import structlog
 import typer
 
 from cdc.cli import (
+    chaos,
     destroy,
     health,
     init,
@@ -77,6 +78,7 @@ for verb in (
     rebuild.rollback,
     rebuild.generations,
     verify.verify,
+    chaos.chaos,
 ):
     app.command()(verb)
 EXTRAS = {

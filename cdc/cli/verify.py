@@ -208,12 +208,7 @@ def find_stalled(
 
 
 def report(results: "Sequence[Comparison]", as_json: bool) -> None:
-    """Print the results of a comparison.
-
-    Raises:
-        DivergenceError: a view differs from its source.
-        UndecidedError: none differs, but one couldn't be proved equal, or there was none.
-    """
+    """Print the results of a comparison. Raises as `require_equal` does."""
     undecided = sum(result.undecided for result in results)
     document = {
         "equal": bool(results) and all(result.equal for result in results),
@@ -221,6 +216,16 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
         "views": [result.to_dict() for result in results],
     }
     answer(as_json, document, draw_comparisons(results))
+    require_equal(results)
+
+
+def require_equal(results: "Sequence[Comparison]") -> None:
+    """Check that all views are proved equal.
+
+    Raises:
+        DivergenceError: a view differs from its source.
+        UndecidedError: none differs, but one couldn't be proved equal, or there was none.
+    """
     if different := [result for result in results if result.verdict == "differs"]:
         first = different[0]
         raise DivergenceError(
@@ -238,7 +243,7 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
             hint=first.hint or "cdc -p FILE status",
             more=len(uncompared) - 1,
         )
-    if undecided:
+    if undecided := sum(result.undecided for result in results):
         first = next(result for result in results if result.undecided)
         raise UndecidedError(
             f"{undecided:,} rows are proved neither equal nor different:"

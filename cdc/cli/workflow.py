@@ -7,7 +7,7 @@ from typer.core import TyperGroup
 SECTIONS = {
     "Set up": ("init", "up", "plan", "migrate", "register", "down"),
     "Run": ("run", "pause", "resume"),
-    "Look": ("status", "serve", "doctor", "verify", "views", "operations"),
+    "Look": ("status", "serve", "doctor", "verify", "chaos", "views", "operations"),
     "Rebuild": ("rebuild", "generations", "rollback"),
     "Repair": ("quarantine", "topics"),
     "Take away": ("destroy",),

@@ -137,6 +137,10 @@ class Pipeline(Section):
         examples=["http://localhost:8083"],
     )
     """Kafka Connect's REST interface: its URL, or settings."""
+    staging: bool = False
+    """Whether this is a staging system, which `cdc chaos` may break: connections and processes are killed,
+    writes are kept away. Never set it where people rely on the views.
+    """
     proof: Annotated[ProofSettings, BeforeValidator(_proof)] = ProofSettings()
     """How rows are compared with Postgres during a run; `off`: not at all."""
     notify: tuple[NotifySettings, ...] = ()

@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -56,6 +56,8 @@ class RunReport:
 
     progress: Mapping[str, Progress]
     lags: Mapping[str, Sequence[LagSample]]
+    pids: Set[int] = frozenset()
+    """The processes of living runs on this host."""
 
     @property
     def living(self) -> list[str]:
@@ -175,14 +177,17 @@ def report_of(entries: Mapping[tuple[str | int, ...], Mapping[str, Any]], now: f
     """Make the report of the topic's entries as of `now`, in Unix seconds."""
     progress = dict[str, Progress]()
     lags = dict[str, list[LagSample]]()
+    pids = set[int]()
     for (kind, sink, *_), value in entries.items():
         if kind == "run":
             progress[str(sink)] = _progress(value, now)
+            if progress[str(sink)].state in LIVING and _is_near(value):
+                pids.add(value["pid"])
         elif kind == "lag" and value["at"] > now - MINUTES * 60:
             lags.setdefault(str(sink), []).append(LagSample(**value))
     for samples in lags.values():
         samples.sort(key=lambda sample: sample.at)
-    return RunReport(progress, lags)
+    return RunReport(progress, lags, pids)
 
 
 def _run_entry(snapshot: Progress, compared_s: float | None, now: float) -> dict[str, Any]:
@@ -214,8 +219,7 @@ def _is_alive(value: Mapping[str, Any], now: float) -> bool:
     """
     if now - value["at"] >= ALIVE_S:
         return False
-    is_near = (value["host"], value["processes"]) == (socket.gethostname(), _process_space())
-    if not is_near:
+    if not _is_near(value):
         return True
     try:
         os.kill(value["pid"], 0)
@@ -225,6 +229,10 @@ def _is_alive(value: Mapping[str, Any], now: float) -> bool:
         # Another user's. psutil would look into /proc, which may hide it.
         return True
     return True
+
+
+def _is_near(value: Mapping[str, Any]) -> bool:
+    return (value["host"], value["processes"]) == (socket.gethostname(), _process_space())
 
 
 def _process_space() -> int | None:

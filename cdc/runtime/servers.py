@@ -1,14 +1,19 @@
 """Servers and processes that a verb starts and stops: the local stack, of either kind, and Spark."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cdc.compose import stack, stack_state
+from cdc.compose import process, stack, stack_state
+from cdc.compose.servers import Server
+from cdc.compose.stack_state import StackState, locked_state
 from cdc.config import settings
-from cdc.errors import CdcError, SettingsError
+from cdc.errors import CdcError, SettingsError, StackError
+from cdc.sink.contract import Fault, Hold
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,6 +62,49 @@ def local_stack(kind: str | None, state: Path, file: Path) -> Stack:
     if kind not in stacks:
         raise SettingsError(f"There is no stack {kind}.", hint=f"one of: {', '.join(stacks)}")
     return stacks[kind]
+
+
+def server_faults(
+    state: Path, pipeline: settings.Pipeline, progress: Callable[[str], None]
+) -> dict[str, Fault]:
+    """The faults of servers that `cdc up` has started as processes, for those that the file names."""
+    record = StackState.load(state.absolute())
+    if record.stack not in ("embedded", "secured"):
+        return {}
+    # The representation leaves out the DSN, because it may hold a password.
+    addresses = f"{pipeline.source.dsn} {pipeline!r}"
+    faults = dict[str, Fault]()
+    for server in stack.servers_of(record, pipeline.pipeline):
+        port = record.ports.get(server.name)
+        if re.search(rf"(127\.0\.0\.1|localhost):{port}\b", addresses):
+            faults[f"{server.name} kill"] = partial(_kill_server, record.state, server, progress)
+            faults[f"{server.name} freeze"] = partial(_freeze_server, record.state, server)
+    return faults
+
+
+def _kill_server(state: Path, server: Server, progress: Callable[[str], None], hold: Hold) -> None:
+    leader = _leader(state, server)
+    try:
+        process.kill(leader)
+        hold()
+    finally:
+        with locked_state(state, progress) as record:
+            if not record.alive(server.name):
+                stack.start(record, [server], lambda _: None)
+
+
+def _freeze_server(state: Path, server: Server, hold: Hold) -> None:
+    from cdc.chaos.faults import frozen
+
+    with frozen(_leader(state, server).tree()):
+        hold()
+
+
+def _leader(state: Path, server: Server) -> process.Process:
+    record = StackState.load(state)
+    if not record.alive(server.name):
+        raise StackError(f"{server.name} doesn't run.", hint="cdc -p FILE up")
+    return record.processes[server.name]
 
 
 @contextmanager

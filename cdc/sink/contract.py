@@ -244,6 +244,21 @@ class Examinable(Protocol):
         """Read facts of the server and judge them; changes nothing, needs no Spark."""
 
 
+Hold = Callable[[], None]
+Fault = Callable[[Hold], None]
+"""Breaks something, calls `hold`, which returns when that has lasted long enough, and mends it. If it is
+over at once, it doesn't call `hold`.
+"""
+
+
+@runtime_checkable
+class Breakable(Protocol):
+    """A sink whose server `cdc chaos` can break."""
+
+    def faults(self, tables: Sequence[Table]) -> Mapping[str, Fault]:
+        """Return faults by name. One that can't be begun raises a CdcError without a call of `hold`."""
+
+
 @runtime_checkable
 class Expiring(Protocol):
     """A sink whose rows may expire."""

@@ -26,7 +26,7 @@ from cdc.model.finding import Finding, find
 from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Batch, ListIds, Outcome, ReadRows, SchemaMismatch
+from cdc.sink.contract import Batch, Fault, Hold, ListIds, Outcome, ReadRows, SchemaMismatch
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import require_free_space, wait_until_caught_up, would_go_back
 from cdc.sink.scan import GROUPED, pages, read_pages, scan_items
@@ -34,6 +34,7 @@ from cdc.sinks.elasticsearch import scan
 from cdc.sinks.elasticsearch.client import (
     HINTS,
     SHARDS,
+    WRITE,
     Refusal,
     Server,
     blocks_of,
@@ -81,6 +82,23 @@ class Elasticsearch:
     def examine(self, tables: Sequence[Table]) -> list[Finding]:
         facts = read_cluster(self._server, [self._indices.alias(table) for table in tables])
         return list(check_cluster(self.name, facts))
+
+    def faults(self, tables: Sequence[Table]) -> Mapping[str, Fault]:
+        return {f"{self.name} write block": partial(self._block_writes, tables)}
+
+    def _block_writes(self, tables: Sequence[Table], hold: Hold) -> None:
+        """Set the block as an operator would, who hasn't set one yet."""
+        places = list(self._indices.find(tables).values())
+        self._block.require_unblocked(places)
+        indices = self._server.client.indices
+        names = [place.index for place in places]
+        try:
+            for group in group_names(names):
+                indices.put_settings(index=group, settings={WRITE: True})
+            hold()
+        finally:
+            for group in group_names(names):
+                indices.put_settings(index=group, settings={WRITE: None}, ignore_unavailable=True)
 
     def refusals(self, table: Table) -> list[str]:
         return fields.refusals(table)

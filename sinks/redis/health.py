@@ -2,7 +2,7 @@
 for rows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -42,6 +42,14 @@ def read_info(server: redis.Redis, *section: str) -> list[Info]:
     if isinstance(server, Cluster):
         return [server.info(*section, target_nodes=node) for node in server.get_primaries()]
     return [server.info(*section)]
+
+
+def on_primaries(server: redis.Redis, words: Sequence[str | int]) -> None:
+    """Send a command to the server, or to each primary of a cluster."""
+    nodes: Mapping[str, Any] = (
+        {"target_nodes": server.get_primaries()} if isinstance(server, Cluster) else {}
+    )
+    server.execute_command(*words, **nodes)  # type: ignore[no-untyped-call]
 
 
 def check_info(sink: str, url: str, info: Info) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.redis.checkpoint import checkpoint_of, expected_fields
 from cdc.redis.server import HINTS, at_database, forget, view_key
-from cdc.sink.contract import Batch, ListIds, Outcome, ReadRows, positions
+from cdc.sink.contract import Batch, Fault, Hold, ListIds, Outcome, ReadRows, positions
 from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
 from cdc.sink.scan import GROUPED, pages, read_pages, scan_items
 from cdc.sinks.redis import health, scan
@@ -43,6 +43,9 @@ from cdc.sinks.redis.tables import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+PAUSE_MS = 60_000
 
 
 class Redis:
@@ -84,6 +87,24 @@ class Redis:
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # the server's own
         return health.examine(self.name, self.url)
+
+    def faults(self, tables: Sequence[Table]) -> Mapping[str, Fault]:  # noqa: ARG002  # the server's own
+        return {
+            f"{self.name} clients kill": self._kill_clients,
+            f"{self.name} writes pause": self._pause_writes,
+        }
+
+    def _kill_clients(self, hold: Hold) -> None:  # noqa: ARG002  # over at once
+        self._database.ask(partial(health.on_primaries, words=("CLIENT KILL", "TYPE", "normal")))
+
+    def _pause_writes(self, hold: Hold) -> None:
+        # It ends by itself where this process can't end it.
+        pause = ("CLIENT PAUSE", PAUSE_MS, "WRITE")
+        try:
+            self._database.ask(partial(health.on_primaries, words=pause))
+            hold()
+        finally:
+            self._database.ask(partial(health.on_primaries, words=("CLIENT UNPAUSE",)))
 
     def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a document may have any names
         return []

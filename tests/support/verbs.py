@@ -42,7 +42,7 @@ FORKS.set_forkserver_preload(
         "tests.support.verbs",
     ]
 )
-SPARK_VERBS = (("run",), ("verify",), ("rebuild",), ("topics", "audit"))
+SPARK_VERBS = (("run",), ("verify",), ("chaos",), ("rebuild",), ("topics", "audit"))
 """Beginnings of verbs that start Spark."""
 
 

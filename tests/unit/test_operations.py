@@ -15,7 +15,7 @@ from tests.support.pipelines import pipeline, unreachable_file
 
 SHOP = pipeline("shop", "", "public.orders")
 CHANGING = {
-    "migrate", "register", "rebuild", "rollback", "generations", "verify", "pause", "resume",
+    "migrate", "register", "rebuild", "rollback", "generations", "verify", "chaos", "pause", "resume",
     "quarantine redrive", "quarantine discard", "topics renew",
 }  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Faults on purpose in a pipeline on a staging system, and what has to hold after each."""
