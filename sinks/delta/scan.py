@@ -30,7 +30,7 @@ GROUPED = f"table string, {SCANNED}"
 BATCH_ROWS = 1000
 LISTED_ROWS = 2000
 SMALL_BYTES = 16 * 2**20
-"""Files of a small mirror. Spark's source reads the log in six jobs, which took 24 of 70 s of CPU to compare the
+"""Files of a small mirror. Spark's source reads the log in five jobs, which took 24 of 70 s of CPU to compare the
 sample's five mirrors, of 28,000 rows at most. But it divides large files between tasks.
 """
 Item = TypeVar("Item")
