@@ -219,7 +219,8 @@ class Demo:
     def verify(self) -> list[Comparison]:
         from cdc.spark.session import session
 
-        spark = session("local[*]", artifacts.spark_jars())
+        modules = [*self.context.executors([sink.name for sink in self.sinks]), "cdc.verify.census"]
+        spark = session("local[*]", artifacts.spark_jars(), modules=modules)
         clocks = open_clocks(self.pipeline)().noted
         comparisons = compare(spark, self.tables, self.dsn, self.sinks, clocks)
         spark.stop()

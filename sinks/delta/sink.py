@@ -262,14 +262,14 @@ class Delta:
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
     ) -> "DataFrame":
         """Read a mirror's rows as documents: SCANNED."""
-        from cdc.sinks.delta.scan import SCANNED, Mirror, scan_bucket, scan_mirror
+        from cdc.sinks.delta.scan import SCANNED, SMALL_BYTES, Mirror, scan_files, scan_mirror
 
         folder = self.folder(table, "mirror")
         state = self.logs[folder].refresh()
         if state is None:
             return spark.createDataFrame([], SCANNED)
-        if is_bucket(folder):
-            return scan_bucket(spark, Mirror(table, folder, state.version), ids)
+        if is_bucket(folder) or state.size_bytes <= SMALL_BYTES:
+            return scan_files(spark, Mirror(table, folder, state.version), ids)
         return scan_mirror(spark, table, folder, ids)
 
     def row_reader(self, table: Table) -> ReadRows:

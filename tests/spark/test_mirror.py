@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 from cdc.codec.table import codec
 from cdc.codec.types.nested import column_kind
 from cdc.model.table import Column, Table
+from cdc.sinks.delta import scan
 from cdc.sinks.delta.columns import MIRROR
 from cdc.sinks.delta.sink import Delta
 from tests.support.forms import TYPES, compact, wide
@@ -46,9 +48,11 @@ def fill(spark: SparkSession, table: Table, folder: str, rows: list[bytes]) -> N
     frame.write.format("delta").mode("append").save(folder)
 
 
+@pytest.mark.parametrize("small_bytes", [scan.SMALL_BYTES, 0])
 def test_every_type_and_name_comes_back_as_the_document_that_others_hold(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, small_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scan, "SMALL_BYTES", small_bytes)
     typed = wide([type_ for type_, *_ in TYPES])
     table = replace(typed, columns=(*typed.columns, *(Column(name, "text") for name in ODD)))
     names = [column.name for column in table.columns[1:]]
