@@ -16,6 +16,7 @@ from cdc.kafka.log_continuity import (
     Continuity,
     Log,
     hole_behind,
+    pending_records,
     request_name,
     safe_until,
     uncertain_records,
@@ -327,6 +328,7 @@ def test_a_view_that_moves_while_its_log_is_read_is_no_sign_of_a_cut() -> None:
 
 SIGNALS, HEARTBEATS = SHOP.topic("cdc.signal"), SHOP.heartbeat_topic
 ASKED = (SIGNALS, "c", 7)
+CAME = (SIGNALS, "r", 7)
 
 
 @pytest.mark.parametrize(
@@ -335,15 +337,16 @@ ASKED = (SIGNALS, "c", 7)
         pytest.param([], None, False, False, id="nothing has happened"),
         pytest.param([], None, True, True, id="a new topic, nobody knows of its rows"),
         pytest.param([ASKED], None, True, True, id="they were requested"),
-        pytest.param([ASKED, (SIGNALS, "r", 7)], None, True, False, id="they came"),
+        pytest.param([ASKED, CAME], None, True, False, id="they came"),
         pytest.param([ASKED, (HEARTBEATS, "u", 7)], None, True, True, id="another heartbeat"),
         pytest.param([ASKED, (HEARTBEATS, "r", 7)], None, True, False, id="they came, the log was held up"),
         pytest.param([(SIGNALS, "c", None), (SIGNALS, "r", None)], None, True, False, id="without an LSN"),
-        pytest.param([(SIGNALS, "d", 7)], None, True, True, id="a request that was removed"),
+        pytest.param([ASKED, CAME, (SIGNALS, "d", 7)], None, True, False, id="a request that was removed"),
         pytest.param([], 7, False, False, id="a TRUNCATE requests none"),
         pytest.param([ASKED], 7, False, True, id="requested with the floor"),
         pytest.param([ASKED], 8, False, False, id="requested before the floor"),
-        pytest.param([ASKED], 8, True, True, id="of a new topic every request counts"),
+        pytest.param([ASKED, CAME], 8, True, False, id="of a new topic every request counts"),
+        pytest.param([ASKED], None, False, False, id="a topic whose rows are all alive"),
     ],
 )  # fmt: skip
 def test_the_state_waits_for_rows_that_are_sent_again(
@@ -365,13 +368,48 @@ def test_the_state_waits_for_rows_that_are_sent_again(
         assert not waits
 
 
-def test_the_rows_of_another_topic_are_not_those_that_the_state_waits_for() -> None:
+def test_marks_of_other_rows_are_not_what_the_state_waits_for() -> None:
     standing = Standing()
     other = request_name("it is new here", Position("another", (1,)))
+    former = ViewCheckpoint(Position("former", (0,)))
     for op in ("c", "r"):
         standing.signal(SIGNALS, other, op)
-    with pytest.raises(Discontinued):
-        standing.after(1).refuse_unfilled(STATE, TABLE, ViewCheckpoint(Position("former", (0,))))
+    with pytest.raises(Discontinued, match="may not have all rows"):
+        standing.after(1).resume(STATE, TABLE, former)
+    standing.signal(SIGNALS, request_name("it is new here", standing.end), "c")
+    standing.signal(HEARTBEATS, other, "r")
+    with pytest.raises(Discontinued, match="may not have all rows"):
+        standing.after(1).resume(STATE, TABLE, former)
+    standing.signal(HEARTBEATS, request_name("it is new here", standing.end), "r")
+    assert standing.after(1).resume(STATE, TABLE, former) is None
+
+
+def test_the_view_of_another_pipeline_is_not_made_again() -> None:
+    standing = Standing()
+    standing.log.create("other.public.items")
+    theirs = standing.log.ends(["other.public.items"])["other.public.items"]
+    with pytest.raises(Discontinued, match=r"another pipeline's: it was made from other\.public"):
+        standing.after(1).refuse("cache", TABLE, ViewCheckpoint(theirs))
+
+
+def test_what_a_view_lacks_begins_at_the_next_record_of_each_partition() -> None:
+    end = Position("id", (5, 7))
+    assert pending_records(TOPIC, None, end) == [(TOPIC, 0, 0), (TOPIC, 1, 0)]
+    stored = ViewCheckpoint(Position("id", (5, 6)))
+    assert pending_records(TOPIC, stored, end) == [(TOPIC, 1, 6)]
+    for other in (Position("another", (1, 1)), Position("id", (1,))):
+        assert pending_records(TOPIC, ViewCheckpoint(other), end) == []
+
+
+def test_the_partition_that_is_furthest_behind_decides() -> None:
+    """Whichever it is; one that is behind by what has just come doesn't hide it."""
+    start, end, recent = (Position("id", (offset,) * 3) for offset in (0, 100, 90))
+    log = Log(start, end, WEEK, recent, NOW)
+    times = (ms(HOUR), ms(6 * DAY))
+    for first, second in (times, times[::-1]):
+        stored = ViewCheckpoint(Position("id", (95, 50, 50)), changed_at=NOW)
+        following = {(TOPIC, 1, 50): (50, first), (TOPIC, 2, 50): (50, second)}
+        assert safe_until(log, TOPIC, stored, following) == NOW + DAY
 
 
 def test_a_log_of_changes_that_is_too_far_behind_gets_a_hole() -> None:
@@ -379,18 +417,40 @@ def test_a_log_of_changes_that_is_too_far_behind_gets_a_hole() -> None:
     standing = Standing()
     standing.clock.now += 50
     standing.log.append(TOPIC, 0, b"key", b"later")
-    in_time = standing.after(59)
-    in_time.record_holes("cache", [(TABLE, standing.at())])
-    assert in_time.ledger.holes("cache", TOPIC) == []
-    assert in_time.sure_until == standing.began + 60
-    for stored in (standing.at(), None):
+    for seconds, offset, sure_s in ((59, 0, 60), (60, 0, 61), (59, 1, 89)):
+        in_time = standing.after(seconds)
+        in_time.record_holes("cache", [(TABLE, standing.at(offset))])
+        assert in_time.ledger.holes("cache", TOPIC) == []
+        assert in_time.sure_until == standing.began + sure_s
+    hole = Hole(standing.at().position, standing.end, standing.began, standing.began + 60)
+    for sink, stored in (("cache", standing.at()), ("search", None)):
         late = standing.after(120)
-        late.record_holes("cache", [(TABLE, stored)])
-        hole = Hole(standing.at().position, standing.end, standing.began, standing.began + 60)
-        assert late.ledger.holes("cache", TOPIC) == [hole]
-        assert Ledger(SHOP, standing.log).read().holes("cache", TOPIC) == [hole]
+        late.record_holes(sink, [(TABLE, stored)])
+        assert late.ledger.holes(sink, TOPIC) == [hole]
+        assert standing.after(120).ledger.holes(sink, TOPIC) == [hole]
         assert late.sure_until == standing.began + 180
     others = standing.after(120)
     others.record_holes("other", [(TABLE, standing.at(2))])
     assert others.ledger.holes("other", TOPIC) == []
     assert others.sure_until == standing.began + 180
+
+
+def test_a_hole_ends_before_what_the_topic_still_has_to_keep() -> None:
+    """The shorter of what the file and the topic say counts."""
+    standing = Standing()
+    standing.log.compaction_lag_s = 7200
+    standing.clock.now += 50
+    standing.log.append(TOPIC, 0, b"key", b"later")
+    shop = changed(SHOP, changes_retention_hours=1.0)
+    in_time = standing.after(HOUR, shop)
+    in_time.record_holes("cache", [(TABLE, standing.at())])
+    assert in_time.ledger.holes("cache", TOPIC) == []
+    late = standing.after(HOUR + 1, shop)
+    late.record_holes("cache", [(TABLE, standing.at())])
+    hole = Hole(standing.at().position, standing.at(1).position, standing.began, standing.began + 1)
+    assert late.ledger.holes("cache", TOPIC) == [hole]
+    assert late.sure_until == standing.began + HOUR + 1 + HOUR / 2
+    standing.log.compaction_lag_s = 1800
+    shorter = standing.after(HOUR, shop)
+    shorter.record_holes("other", [(TABLE, standing.at())])
+    assert shorter.ledger.holes("other", TOPIC)
