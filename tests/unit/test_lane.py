@@ -28,7 +28,7 @@ from cdc.sink.lane import (
     PassedWriter,
 )
 from cdc.sink.lane_task import run_task
-from cdc.sink.rejection import DECODE, REFUSED, Rejected, Skip, Source, Stop
+from cdc.sink.rejection import DECODE, REFUSED, UNHOLDABLE, Rejected, Skip, Source, Stop
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
@@ -289,6 +289,16 @@ def test_what_the_destination_refuses_is_put_aside_with_all_that_it_was_made_fro
     report = applied(topic, writer, quarantine)
     assert quarantine.reasons == [(0, "too large"), (2, "too large")]
     assert counts(report, "read", "accounted", "written", "quarantined") == [3, 3, 1, 2]
+
+
+def test_a_value_that_a_warehouse_cannot_hold_is_no_damaged_record() -> None:
+    columns = (Column("id", "bigint"), Column("n", "numeric(3,1)"))
+    topic = Topic(Table("public", "amounts", columns, ("id",), "t.public.amounts"), 1)
+    quarantine = Remembered()
+    topic.add("c", {"id": 1, "n": "1000"})
+    topic.add("c", {"id": 2, "n": "1"})
+    applied(topic, Writer(form=forms.Values()), quarantine, bad=1)
+    assert [record.kind for record, _ in quarantine.records] == [UNHOLDABLE, DECODE]
 
 
 def test_a_batch_that_is_to_stop_writes_nothing_more() -> None:

@@ -111,6 +111,7 @@ TABLE: list[tuple[dict[str, Any], Decision]] = [
     ({"standby": {}}, Restart(Reason.STANDBY)),
     ({"standby": {NAME: "another"}}, Restart(Reason.STANDBY)),
     ({"standby_returns": True}, Restart(Reason.STANDBY)),
+    ({"now": NOW + 1}, Continue()),
     ({"now": NOW + 2}, Restart(Reason.CONTINUITY)),
     ({"unblocked": "public.late"}, Restart(Reason.UNBLOCKED, "public.late")),
     ({"topics": {TOPIC: Position("anew", (0, 0))}}, Restart(Reason.TOPIC, NAME)),
@@ -158,6 +159,13 @@ def test_the_page_has_the_table_of_the_module() -> None:
 
 SHADOW = replace(PLAN, shadow=True, standby={})
 AT_ZERO = replace(PLAN, live={TOPIC: Position("id", (0, 0))})
+OTHERS = Table("public", "others", (), ("id",), "shop.public.others")
+TWO = replace(
+    PLAN,
+    tables=(OTHERS, ITEMS),
+    live={OTHERS.topic: CURRENT, TOPIC: CURRENT},
+    shapes={OTHERS.topic: CURRENT, TOPIC: CURRENT},
+)
 DEFINED = replace(PLAN, control=ControlState(3, definitions=(CHANGED,)))
 FRESH = replace(PLAN, positions={TOPIC: None}, live={TOPIC: None}, generations={})
 
@@ -170,6 +178,7 @@ FRESH = replace(PLAN, positions={TOPIC: None}, live={TOPIC: None}, generations={
         (SHADOW, {"paused": True}, Continue()),
         (FRESH, {"views": {TOPIC: None}}, Continue()),
         (FRESH, {"views": view()}, Continue()),
+        (TWO, {"views": view(EARLIER)}, Restart(Reason.VIEW, NAME)),
         (AT_ZERO, {"views": {TOPIC: None}}, Restart(Reason.VIEW, NAME)),
         (
             DEFINED,
@@ -184,6 +193,7 @@ FRESH = replace(PLAN, positions={TOPIC: None}, live={TOPIC: None}, generations={
         "no pause",
         "no place to go back from",
         "no generation to leave",
+        "the first view was not looked up",
         "a view is gone that had nothing applied",
         "no new definition",
         "fewer definitions",
