@@ -443,7 +443,9 @@ def test_lanes_that_share_their_records_have_each_its_tables_and_columns() -> No
         (log.table.topic, 0, [(record.key, record.value, record.offset) for record in raws(log)])
         for log in (topic, other)
     ]
-    run_task(lanes, blocks)
+    reports = run_task(lanes, blocks)
+    # What a writer says of a topic is with that topic.
+    assert all(report.writer_results == ["done"] for lane in reports for report in lane)
     whole = topic.model()
     assert shown(writers["search"]) == whole
     assert shown(writers["cache"]) == {
