@@ -324,8 +324,7 @@ def find_switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) 
 def find_reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
     """Find a table whose topic was recreated, or has partitions that the stream doesn't read."""
     for table in plan.tables:
-        current = topics.get(table.topic)
-        if current and not distance(current, plan.shapes[table.topic]).comparable:
+        if not distance(topics.get(table.topic), plan.shapes[table.topic]).comparable:
             return table.qualified
     return None
 

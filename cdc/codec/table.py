@@ -193,8 +193,8 @@ class TableCodec:
         columns = [
             self._texts(batch.column(column.name), column_kind(column)) for column in self._columns
         ]
-        rows = zip(*columns, strict=True) if columns else [()] * batch.num_rows
-        return pa.array([self._template % row for row in rows], pa.binary()).cast(pa.string())
+        documents = [self._template % row for row in zip(*columns, strict=True)]
+        return pa.array(documents, pa.binary()).cast(pa.string())
 
     @staticmethod
     def _texts(column: "pa.Array", type_codec: TypeCodec) -> list[bytes]:

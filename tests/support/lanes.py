@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from cdc.codec import forms
@@ -48,28 +50,32 @@ class Writer:
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
         view = self.views.get(part.topic, {})
-        newer = {row.id: SUPERSEDED for row in rows if self.versions.get(row.id, -1) > row.offset}
+        newer = {row.id: SUPERSEDED for row in rows if self._has_newer(row)}
         return {row.id: view[row.id] for row in rows if row.id in view} | newer
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         if self.fails:
             raise Failure("unavailable", "away")
+        verdicts = []
         for part in parts:
             view = self.views.setdefault(part.topic, {})
             self.writes.append(len(part.rows))
+            refused = dict.fromkeys(self.refuses & part.rows.keys(), "too large")
+            stale = {row.id for row in part.rows.values() if self._has_newer(row)}
+            verdicts.append(Verdicts(refused, frozenset(stale)))
             for row in part.rows.values():
                 assert not row.missing
-                if row.id in self.refuses:
+                if row.id in refused or row.id in stale:
                     continue
                 if row.value is None:
                     view.pop(row.id, None)
                 else:
                     view[row.id] = row.value
             self.reached[part.topic, part.partition] = part.end_offset
-        return [
-            Verdicts(refused=dict.fromkeys(self.refuses & part.rows.keys(), "too large"))
-            for part in parts
-        ]
+        return verdicts
+
+    def _has_newer(self, row: FoldedRow) -> bool:
+        return self.versions.get(row.id, -1) > row.offset
 
     def finish(self) -> Mapping[str, Sequence[str]]:
         return {topic: ["done"] for topic in self.views}
@@ -92,8 +98,9 @@ class Remembered:
 
 
 def run(lane: Lane, records: Iterable[Raw]) -> list[PartitionOutcome]:
+    """Records of a partition that follow each other come in one block, as an executor reads them."""
     task = LaneRun(lane)
-    for record in records:
+    for place, block in groupby(records, attrgetter("topic", "partition")):
         if not task.stopped:
-            task.fold(record.topic, record.partition, [(record.key, record.value, record.offset)])
+            task.fold(*place, [(record.key, record.value, record.offset) for record in block])
     return task.finish()

@@ -121,6 +121,7 @@ class MemoryLog(Topics):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.topics: dict[str, MemoryTopic] = {}
+        self.compaction_lag_s = 0
 
     def create(self, topic: str, partitions: int = 1) -> None:
         """Create a topic, or create it again, empty."""
@@ -211,7 +212,8 @@ class MemoryLog(Topics):
     def settings(
         self, topics: Iterable[str], names: Collection[str] | None = None
     ) -> dict[str, dict[str, str]]:
-        return {topic: {RETENTION: str(DAY_MS), COMPACTION_LAG: "0"} for topic in topics}
+        lag_ms = str(self.compaction_lag_s * 1000)
+        return {topic: {RETENTION: str(DAY_MS), COMPACTION_LAG: lag_ms} for topic in topics}
 
     def read_all(self, topic: str) -> list[Record]:
         there = self.topics[topic].partitions[0]

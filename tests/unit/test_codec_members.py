@@ -1,6 +1,8 @@
 """Documents as the text of their members, in bytes: no value changes on the way."""
 
 import json
+import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from cdc.codec.forms import Documents, FilledValue, Values
 from cdc.codec.members import joined, members
-from cdc.codec.problem import Unreadable
+from cdc.codec.problem import EventChanged, Undecided, Unreadable, ValueNotRepresentable
 from cdc.model.table import Column, Table
 from tests.support.budget import budget
 
@@ -125,3 +127,22 @@ def test_columns_are_filled_by_name() -> None:
     table = Table("public", "x", tuple(Column(name, "text") for name in "abc"), ("a",), "t")
     filled = Values().fill(table, ("k", None, None), ["b", "c"], ("k", "old", "gone"), ["c"])
     assert filled == FilledValue(("k", "old", None), ("c",))
+
+
+@pytest.mark.parametrize("value", [1, "x" * 500, b"x" * 500, ["x" * 50] * 9, {"a": "x" * 500}])
+def test_a_row_is_counted_as_large_as_python_holds_it(value: Any) -> None:
+    """A chunk is limited by this, and so is the memory of a task."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    held = sum(map(sys.getsizeof, (value, *parts)))
+    single = Values().size((value,))
+    assert 0.5 * held < single < 2 * held + 200
+    assert Values().size((value,) * 9) - single == 8 * (single - Values().size(()))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [Unreadable("p"), EventChanged(), Undecided(), ValueNotRepresentable("p", "public.x.a (text)")],
+)
+def test_a_problem_comes_back_from_a_worker(problem: Unreadable) -> None:
+    copy = pickle.loads(pickle.dumps(problem))
+    assert (type(copy), copy.problem, vars(copy)) == (type(problem), problem.problem, vars(problem))

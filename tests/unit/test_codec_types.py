@@ -208,6 +208,14 @@ def test_what_is_no_string_is_its_text_in_a_column_of_text(
     assert codec(table).problem(row(v0=wire), warehouse=True) is None
 
 
+def test_a_string_beside_what_is_no_string_stays_as_it_is() -> None:
+    table = wide(["text", "text", "text", DATE])
+    text = row(v0=7, v1='a "text"', v2=None, v3=0)
+    document = json.loads(codec(table).document(text))
+    assert (document["v1"], document["v2"]) == ('a "text"', None)
+    assert codec(table).values(text)[1:4] == ("7", 'a "text"', None)
+
+
 MISFITS: dict[str, list[Any]] = {
     "integer": ["a", 1.5, True, 2**63],
     "bigint": [-(2**63) - 1, [1]],

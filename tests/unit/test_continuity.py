@@ -1,5 +1,6 @@
 """G5: a view goes on only from a log that still continues it."""
 
+import json
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,14 +12,23 @@ from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError, KafkaUnavailable
 from cdc.kafka.clients import translated_errors
 from cdc.kafka.ledger import Hole, Ledger
-from cdc.kafka.log_continuity import Log, hole_behind, safe_until, uncertain_records
+from cdc.kafka.log_continuity import (
+    Continuity,
+    Log,
+    hole_behind,
+    pending_records,
+    request_name,
+    safe_until,
+    uncertain_records,
+)
 from cdc.kafka.log_refusals import Discontinued, refuse_gap, shape_errors
 from cdc.kafka.records import Record
 from cdc.model.finding import find_error
 from cdc.model.generation import generation_of_copy, generation_time, new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
-from tests.support.pipelines import pipeline
+from tests.support.pipelines import NO_SOURCE, changed, pipeline
+from tests.support.simulated import MemoryLog, SimulatedClock
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "shop.public.items")
 
@@ -215,3 +225,232 @@ def test_holes_that_touch_are_told_as_one() -> None:
     assert hole((5, 3), (9, 9), 3).merged([first]) == [replace(hole((0, 0), (9, 9), 1), until=4)]
     assert later.merged([hole((0, 0), (5, 5), 1, "another")])[0].end.topic_id == "another"
     assert hole((0, 0), (6, 6), 1).merged([first]) == [hole((0, 0), (6, 6), 1)]
+
+
+SHOP = pipeline("shop", NO_SOURCE, TABLE.qualified)
+BORN = "20961002t070640000000"
+"""A generation that begins at the first time of a simulated clock."""
+
+
+class Standing:
+    """A log whose first record was written at `began`, and what a pipeline makes of it later."""
+
+    def __init__(self) -> None:
+        self.clock = SimulatedClock()
+        self.log = MemoryLog(self.clock)
+        for topic in (SHOP.settings_topic, SHOP.topic("cdc.signal"), SHOP.heartbeat_topic, TOPIC):
+            self.log.create(topic)
+        self.began = self.clock.now
+        self.log.append(TOPIC, 0, b"key", b"value")
+
+    @property
+    def end(self) -> Position:
+        return self.log.ends([TOPIC])[TOPIC]
+
+    def at(self, offset: int = 0, generation: str = "") -> ViewCheckpoint:
+        """A checkpoint that a view stored at the beginning."""
+        place = Position(self.end.topic_id, (offset,))
+        return ViewCheckpoint(place, changed_at=self.began, generation=generation)
+
+    def after(self, seconds: float, shop: Any = SHOP) -> Continuity:
+        self.clock.now = self.began + seconds
+        return Continuity(shop, self.log, self.clock.time).read([TOPIC])
+
+    def signal(self, topic: str, name: str, op: str, lsn: int | None = None) -> None:
+        change = {"op": op, "source": None if lsn is None else {"lsn": lsn}}
+        self.log.write(topic, [(json.dumps({"id": name}).encode(), json.dumps(change).encode())])
+
+
+def test_a_view_goes_on_for_as_long_as_tombstones_last() -> None:
+    """The log keeps them for a day. Of a record that has just come, its time isn't looked up."""
+    standing = Standing()
+    for seconds, sure_s in ((0, DAY / 2), (DAY - 9, 9), (DAY, 1)):
+        continuity = standing.after(seconds)
+        continuity.refuse("cache", TABLE, standing.at())
+        assert continuity.sure_until == standing.began + seconds + sure_s
+    late = standing.after(DAY + 1)
+    with pytest.raises(Discontinued, match="may have missed deletes") as caught:
+        late.refuse("cache", TABLE, standing.at())
+    assert caught.value.hint == "cdc -p FILE rebuild cache --table public.items"
+    late.refuse("cache", replace(TABLE, events=True), standing.at())
+    assert late.sure_until == float("inf")
+    late.refuse("cache", TABLE, standing.at(standing.end.offsets[0]))
+    late.refuse("cache", TABLE, None)
+    assert late.sure_until == standing.began + 2 * DAY + 1
+    assert late.read([TOPIC]).sure_until == float("inf")
+
+
+def test_the_shorter_of_what_the_file_and_the_topic_say_counts() -> None:
+    standing = Standing()
+    shop = changed(SHOP, delete_retention_hours=1.0)
+    standing.after(HOUR, shop).refuse("cache", TABLE, standing.at())
+    with pytest.raises(Discontinued, match="may have missed deletes"):
+        standing.after(HOUR + 1, shop).refuse("cache", TABLE, standing.at())
+
+
+def test_the_birth_of_a_view_counts_until_it_has_once_been_complete() -> None:
+    standing = Standing()
+    standing.clock.now -= DAY
+    standing.log.create(TOPIC)
+    standing.log.append(TOPIC, 0, b"key", b"value")
+    stored = replace(standing.at(generation=BORN), changed_at=standing.clock.now)
+    continuity = standing.after(2)
+    continuity.refuse("cache", TABLE, stored)
+    with pytest.raises(Discontinued, match="may have missed deletes"):
+        continuity.refuse("cache", TABLE, stored, complete=True)
+
+
+def test_only_the_state_of_documents_is_read_again_by_itself() -> None:
+    """And it only where its topic still has all records, in order."""
+    standing = Standing()
+    late = standing.after(2 * DAY)
+    stored = standing.at()
+    assert late.resume(STATE, TABLE, stored) is None
+    with pytest.raises(Discontinued):
+        late.resume("cache", TABLE, stored)
+    with pytest.raises(Discontinued, match="keys have moved"):
+        late.resume(STATE, TABLE, ViewCheckpoint(Position(standing.end.topic_id, (0, 0))))
+    at_end = standing.at(1)
+    assert late.resume(STATE, TABLE, at_end) is at_end
+    standing.log.topics[TOPIC].partitions[0].delete_before(1)
+    with pytest.raises(Discontinued, match="no longer holds its first records"):
+        standing.after(2 * DAY).resume(STATE, TABLE, stored)
+
+
+def test_a_view_that_moves_while_its_log_is_read_is_no_sign_of_a_cut() -> None:
+    standing = Standing()
+    continuity = standing.after(1)
+    standing.log.append(TOPIC, 0, b"key", b"later")
+    continuity.refuse("cache", TABLE, standing.at(2))
+    with pytest.raises(Discontinued, match="its log was cut"):
+        continuity.refuse("cache", TABLE, standing.at(3))
+
+
+SIGNALS, HEARTBEATS = SHOP.topic("cdc.signal"), SHOP.heartbeat_topic
+ASKED = (SIGNALS, "c", 7)
+CAME = (SIGNALS, "r", 7)
+
+
+@pytest.mark.parametrize(
+    ("marks", "floor_lsn", "recreated", "waits"),
+    [
+        pytest.param([], None, False, False, id="nothing has happened"),
+        pytest.param([], None, True, True, id="a new topic, nobody knows of its rows"),
+        pytest.param([ASKED], None, True, True, id="they were requested"),
+        pytest.param([ASKED, CAME], None, True, False, id="they came"),
+        pytest.param([ASKED, (HEARTBEATS, "u", 7)], None, True, True, id="another heartbeat"),
+        pytest.param([ASKED, (HEARTBEATS, "r", 7)], None, True, False, id="they came, the log was held up"),
+        pytest.param([(SIGNALS, "c", None), (SIGNALS, "r", None)], None, True, False, id="without an LSN"),
+        pytest.param([ASKED, CAME, (SIGNALS, "d", 7)], None, True, False, id="a request that was removed"),
+        pytest.param([], 7, False, False, id="a TRUNCATE requests none"),
+        pytest.param([ASKED], 7, False, True, id="requested with the floor"),
+        pytest.param([ASKED], 8, False, False, id="requested before the floor"),
+        pytest.param([ASKED, CAME], 8, True, False, id="of a new topic every request counts"),
+        pytest.param([ASKED], None, False, False, id="a topic whose rows are all alive"),
+    ],
+)  # fmt: skip
+def test_the_state_waits_for_rows_that_are_sent_again(
+    marks: list[tuple[str, str, int | None]], floor_lsn: int | None, recreated: bool, waits: bool
+) -> None:
+    standing = Standing()
+    for topic, op, lsn in marks:
+        standing.signal(topic, request_name("it is new here", standing.end), op, lsn)
+    former = ViewCheckpoint(Position("former", (0,)))
+    stored = former if recreated else standing.at()
+    continuity = standing.after(1)
+    continuity.refuse_unfilled("cache", TABLE, stored, floor_lsn)
+    try:
+        continuity.refuse_unfilled(STATE, TABLE, stored, floor_lsn)
+    except Discontinued as refusal:
+        assert "may not have all rows of public.items yet" in refusal.message
+        assert waits
+    else:
+        assert not waits
+
+
+def test_marks_of_other_rows_are_not_what_the_state_waits_for() -> None:
+    standing = Standing()
+    other = request_name("it is new here", Position("another", (1,)))
+    former = ViewCheckpoint(Position("former", (0,)))
+    for op in ("c", "r"):
+        standing.signal(SIGNALS, other, op)
+    with pytest.raises(Discontinued, match="may not have all rows"):
+        standing.after(1).resume(STATE, TABLE, former)
+    standing.signal(SIGNALS, request_name("it is new here", standing.end), "c")
+    standing.signal(HEARTBEATS, other, "r")
+    with pytest.raises(Discontinued, match="may not have all rows"):
+        standing.after(1).resume(STATE, TABLE, former)
+    standing.signal(HEARTBEATS, request_name("it is new here", standing.end), "r")
+    assert standing.after(1).resume(STATE, TABLE, former) is None
+
+
+def test_the_view_of_another_pipeline_is_not_made_again() -> None:
+    standing = Standing()
+    standing.log.create("other.public.items")
+    theirs = standing.log.ends(["other.public.items"])["other.public.items"]
+    with pytest.raises(Discontinued, match=r"another pipeline's: it was made from other\.public"):
+        standing.after(1).refuse("cache", TABLE, ViewCheckpoint(theirs))
+
+
+def test_what_a_view_lacks_begins_at_the_next_record_of_each_partition() -> None:
+    end = Position("id", (5, 7))
+    assert pending_records(TOPIC, None, end) == [(TOPIC, 0, 0), (TOPIC, 1, 0)]
+    stored = ViewCheckpoint(Position("id", (5, 6)))
+    assert pending_records(TOPIC, stored, end) == [(TOPIC, 1, 6)]
+    for other in (Position("another", (1, 1)), Position("id", (1,))):
+        assert pending_records(TOPIC, ViewCheckpoint(other), end) == []
+
+
+def test_the_partition_that_is_furthest_behind_decides() -> None:
+    """Whichever it is; one that is behind by what has just come doesn't hide it."""
+    start, end, recent = (Position("id", (offset,) * 3) for offset in (0, 100, 90))
+    log = Log(start, end, WEEK, recent, NOW)
+    times = (ms(HOUR), ms(6 * DAY))
+    for first, second in (times, times[::-1]):
+        stored = ViewCheckpoint(Position("id", (95, 50, 50)), changed_at=NOW)
+        following = {(TOPIC, 1, 50): (50, first), (TOPIC, 2, 50): (50, second)}
+        assert safe_until(log, TOPIC, stored, following) == NOW + DAY
+
+
+def test_a_log_of_changes_that_is_too_far_behind_gets_a_hole() -> None:
+    """Where the topic says nothing, superseded records are sure for a minute."""
+    standing = Standing()
+    standing.clock.now += 50
+    standing.log.append(TOPIC, 0, b"key", b"later")
+    for seconds, offset, sure_s in ((59, 0, 60), (60, 0, 61), (59, 1, 89)):
+        in_time = standing.after(seconds)
+        in_time.record_holes("cache", [(TABLE, standing.at(offset))])
+        assert in_time.ledger.holes("cache", TOPIC) == []
+        assert in_time.sure_until == standing.began + sure_s
+    hole = Hole(standing.at().position, standing.end, standing.began, standing.began + 60)
+    for sink, stored in (("cache", standing.at()), ("search", None)):
+        late = standing.after(120)
+        late.record_holes(sink, [(TABLE, stored)])
+        assert late.ledger.holes(sink, TOPIC) == [hole]
+        assert standing.after(120).ledger.holes(sink, TOPIC) == [hole]
+        assert late.sure_until == standing.began + 180
+    others = standing.after(120)
+    others.record_holes("other", [(TABLE, standing.at(2))])
+    assert others.ledger.holes("other", TOPIC) == []
+    assert others.sure_until == standing.began + 180
+
+
+def test_a_hole_ends_before_what_the_topic_still_has_to_keep() -> None:
+    """The shorter of what the file and the topic say counts."""
+    standing = Standing()
+    standing.log.compaction_lag_s = 7200
+    standing.clock.now += 50
+    standing.log.append(TOPIC, 0, b"key", b"later")
+    shop = changed(SHOP, changes_retention_hours=1.0)
+    in_time = standing.after(HOUR, shop)
+    in_time.record_holes("cache", [(TABLE, standing.at())])
+    assert in_time.ledger.holes("cache", TOPIC) == []
+    late = standing.after(HOUR + 1, shop)
+    late.record_holes("cache", [(TABLE, standing.at())])
+    hole = Hole(standing.at().position, standing.at(1).position, standing.began, standing.began + 1)
+    assert late.ledger.holes("cache", TOPIC) == [hole]
+    assert late.sure_until == standing.began + HOUR + 1 + HOUR / 2
+    standing.log.compaction_lag_s = 1800
+    shorter = standing.after(HOUR, shop)
+    shorter.record_holes("other", [(TABLE, standing.at())])
+    assert shorter.ledger.holes("other", TOPIC)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cdc.codec import forms
 from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.record import RecordDecoder
+from cdc.errors import KafkaUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Column, Projection, Table
@@ -27,7 +28,7 @@ from cdc.sink.lane import (
     PassedWriter,
 )
 from cdc.sink.lane_task import run_task
-from cdc.sink.rejection import DECODE, REFUSED, Rejected, Skip, Source, Stop
+from cdc.sink.rejection import DECODE, REFUSED, UNHOLDABLE, Rejected, Skip, Source, Stop
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
@@ -229,12 +230,18 @@ def test_a_value_is_filled_from_the_view_or_refused() -> None:
     topic, quarantine, writer = Topic(ITEMS, 1), Remembered(), Writer()
     writer.views[ITEMS.topic] = {K: b'{"a":"k","b":1,"v":"held","n":1}'}
     writer.versions = {'["newer",1]': 99}
-    for key in ("k", "nobody", "newer"):
+    for key in ("newer", "newer", "k", "nobody"):
         topic.add("u", {"a": key, "b": 1, "n": 2}, lacking=["v"])
     report = applied(topic, writer, quarantine)
     assert shown(writer) == {K: {"a": "k", "b": 1, "v": "held", "n": 2}}
-    assert quarantine.reasons == [(1, UNKNOWN)]
-    assert counts(report, "written", "stale", "quarantined") == [1, 1, 1]
+    assert quarantine.reasons == [(3, UNKNOWN)]
+    assert counts(report, "written", "stale", "folded", "quarantined") == [1, 1, 1, 1]
+
+
+def test_what_a_destination_holds_newer_is_stale() -> None:
+    topic, writer = two_rows(), Writer(versions={K: 99})
+    assert counts(applied(topic, writer), "read", "written", "stale") == [2, 1, 1]
+    assert list(shown(writer)) == ['["other",1]']
 
 
 DATED = Table(
@@ -284,6 +291,16 @@ def test_what_the_destination_refuses_is_put_aside_with_all_that_it_was_made_fro
     assert counts(report, "read", "accounted", "written", "quarantined") == [3, 3, 1, 2]
 
 
+def test_a_value_that_a_warehouse_cannot_hold_is_no_damaged_record() -> None:
+    columns = (Column("id", "bigint"), Column("n", "numeric(3,1)"))
+    topic = Topic(Table("public", "amounts", columns, ("id",), "t.public.amounts"), 1)
+    quarantine = Remembered()
+    topic.add("c", {"id": 1, "n": "1000"})
+    topic.add("c", {"id": 2, "n": "1"})
+    applied(topic, Writer(form=forms.Values()), quarantine, bad=1)
+    assert [record.kind for record, _ in quarantine.records] == [UNHOLDABLE, DECODE]
+
+
 def test_a_batch_that_is_to_stop_writes_nothing_more() -> None:
     topic, writer = two_rows(), Writer(limits=ChunkLimits(1, 10**6))
     report = applied(topic, writer, Stop(), bad=1)
@@ -304,6 +321,22 @@ def test_a_lane_that_fails_leaves_the_others_of_its_task_alone(failing: int) -> 
     alone = Writer()
     applied(topic, alone)
     assert shown(writers[1 - failing]) == shown(alone)
+
+
+def test_a_failure_of_the_last_chunk_is_reported() -> None:
+    report = applied(two_rows(), Writer(fails=True))
+    assert (report.failure, report.message) == ("unavailable", "away")
+
+
+def test_a_quarantine_that_is_away_ends_the_task_before_its_chunk() -> None:
+    class Away(Skip):
+        def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
+            raise KafkaUnavailable("the quarantine is away", hint="h")
+
+    writer = Writer()
+    report = applied(two_rows(), writer, Away(), bad=1)
+    assert (report.failure, report.message) == (KafkaUnavailable.kind, "the quarantine is away")
+    assert writer.reached == {}
 
 
 SWAPPED = {"a": "key", "v": "n", "n": "v"}
@@ -410,7 +443,9 @@ def test_lanes_that_share_their_records_have_each_its_tables_and_columns() -> No
         (log.table.topic, 0, [(record.key, record.value, record.offset) for record in raws(log)])
         for log in (topic, other)
     ]
-    run_task(lanes, blocks)
+    reports = run_task(lanes, blocks)
+    # What a writer says of a topic is with that topic.
+    assert all(report.writer_results == ["done"] for lane in reports for report in lane)
     whole = topic.model()
     assert shown(writers["search"]) == whole
     assert shown(writers["cache"]) == {
@@ -447,6 +482,16 @@ def test_what_an_earlier_try_has_applied_cures_what_lies_before_it() -> None:
     report = applied(topic, retry, quarantine, entries={(ITEMS.topic, 0): {0: K, 3: K}})
     assert [record.offset for record, _ in quarantine.records] == [4]
     assert report.cured == {K: 3}
+
+
+def test_an_event_that_has_come_again_cures_its_row() -> None:
+    """A delete doesn't: a view of events keeps them."""
+    topic, writer = Topic(replace(ITEMS, events=True), 1), Writer(stands={0: 3})
+    row = {"a": "k", "b": 1, "v": "x", "n": 1}
+    for op in ("c", "c", "d"):
+        topic.add(op, row)
+    report = applied(topic, writer, entries={(ITEMS.topic, 0): {0: K}})
+    assert report.cured == {K: 2}
 
 
 def test_a_record_that_was_given_up_and_passed_cures_nothing() -> None:
@@ -529,11 +574,12 @@ def test_memory_is_bounded_by_a_chunk() -> None:
         topic.add("u", {"a": "k", "b": 1, "v": "x" * 1000, "n": number})
     writer = Writer(limits=ChunkLimits(10_000, 50_000))
     report = applied(topic, writer)
-    assert max(writer.writes) * 1000 < 50_000
+    # A row and its record.
+    assert max(writer.writes) * 2000 < 50_000
     assert report.applied.read == report.applied.accounted == 1000
     few = Writer(limits=ChunkLimits(10, 10**9))
     applied(topic, few)
-    assert max(few.writes) == 10
+    assert few.writes == [10] * 50 + [1]
 
 
 def test_rows_that_are_filled_are_counted_as_large_as_the_largest_so_far() -> None:

@@ -24,7 +24,7 @@ from cdc.apply.stream import Lag
 from cdc.control.floors import Floors
 from cdc.control.registrations import Registration
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable, WorkerLost
-from cdc.model.outcome import Applied
+from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.postgres.table_definition import Definition
@@ -107,9 +107,11 @@ TABLE: list[tuple[dict[str, Any], Decision]] = [
     ),
     ({"waited_s": 1.0, "views": view(generation="next")}, Restart(Reason.SWITCHED, NAME)),
     ({"views": view(EARLIER, "next")}, Restart(Reason.SWITCHED, NAME)),
+    ({"views": {}, "topics": {}}, Continue()),
     ({"standby": {}}, Restart(Reason.STANDBY)),
     ({"standby": {NAME: "another"}}, Restart(Reason.STANDBY)),
     ({"standby_returns": True}, Restart(Reason.STANDBY)),
+    ({"now": NOW + 1}, Continue()),
     ({"now": NOW + 2}, Restart(Reason.CONTINUITY)),
     ({"unblocked": "public.late"}, Restart(Reason.UNBLOCKED, "public.late")),
     ({"topics": {TOPIC: Position("anew", (0, 0))}}, Restart(Reason.TOPIC, NAME)),
@@ -156,6 +158,15 @@ def test_the_page_has_the_table_of_the_module() -> None:
 
 
 SHADOW = replace(PLAN, shadow=True, standby={})
+AT_ZERO = replace(PLAN, live={TOPIC: Position("id", (0, 0))})
+OTHERS = Table("public", "others", (), ("id",), "shop.public.others")
+TWO = replace(
+    PLAN,
+    tables=(OTHERS, ITEMS),
+    live={OTHERS.topic: CURRENT, TOPIC: CURRENT},
+    shapes={OTHERS.topic: CURRENT, TOPIC: CURRENT},
+)
+DEFINED = replace(PLAN, control=ControlState(3, definitions=(CHANGED,)))
 FRESH = replace(PLAN, positions={TOPIC: None}, live={TOPIC: None}, generations={})
 
 
@@ -166,8 +177,27 @@ FRESH = replace(PLAN, positions={TOPIC: None}, live={TOPIC: None}, generations={
         (SHADOW, {"standby": {NAME: "another"}, "standby_returns": True}, Continue()),
         (SHADOW, {"paused": True}, Continue()),
         (FRESH, {"views": {TOPIC: None}}, Continue()),
+        (FRESH, {"views": view()}, Continue()),
+        (TWO, {"views": view(EARLIER)}, Restart(Reason.VIEW, NAME)),
+        (AT_ZERO, {"views": {TOPIC: None}}, Restart(Reason.VIEW, NAME)),
+        (
+            DEFINED,
+            {"control": ControlState(4, definitions=(CHANGED,))},
+            Restart(Reason.REGISTRATION),
+        ),
+        (DEFINED, {"control": ControlState(4)}, Restart(Reason.REGISTRATION)),
     ],
-    ids=["views that have to be made again", "no standby", "no pause", "no place to go back from"],
+    ids=[
+        "views that have to be made again",
+        "no standby",
+        "no pause",
+        "no place to go back from",
+        "no generation to leave",
+        "the first view was not looked up",
+        "a view is gone that had nothing applied",
+        "no new definition",
+        "fewer definitions",
+    ],
 )
 def test_other_plans(plan: ResumePlan, facts: dict[str, Any], expected: Decision) -> None:
     """`SHADOW`: of views that readers don't see."""
@@ -186,6 +216,37 @@ def test_a_batch_of_a_view_that_is_past_its_end_takes_nothing_back() -> None:
     (step,) = ahead.steps({TOPIC: (5, 5)})
     assert step.end.offsets == (9, 5)
     assert ahead.steps({TOPIC: (5, 0)}) == []
+
+
+def test_a_step_carries_its_start_its_end_and_the_floor() -> None:
+    floors = replace(PLAN, control=ControlState(3, Floors(0, {NAME: 8})))
+    end = Position("id", (5, 7))
+    assert floors.steps({TOPIC: (5, 7)}) == [Advance(ITEMS, CURRENT, end, 8)]
+    assert floors.steps({"shop.public.others": (5, 7)}) == []
+    assert FRESH.steps({TOPIC: (5, 7)}) == [Advance(ITEMS, None, end)]
+    assert FRESH.starts() == {TOPIC: (0, 0)}
+
+
+def test_a_plan_counts_what_its_views_lack_partition_by_partition() -> None:
+    assert PLAN.behind({TOPIC: (9, 5)}) == 4
+    assert PLAN.behind({TOPIC: (9, 4)}) == 4
+    assert FRESH.behind({TOPIC: (9, 4)}) == 13
+
+
+def test_a_plan_knows_which_records_are_dead() -> None:
+    """Below an LSN or below an offset; of a topic that was recreated since, none by offset."""
+    registration = Registration(since={TOPIC: Position("id", (2, 3))})
+    control = ControlState(3, Floors(0, {NAME: 8, "public.others": 9}), (), registration)
+    plan = replace(PLAN, control=control)
+    assert (plan.lsns(), plan.first_offsets()) == ({TOPIC: 8}, {TOPIC: (2, 3)})
+    assert (PLAN.lsns(), PLAN.first_offsets()) == ({}, {})
+    recreated = replace(plan, shapes={TOPIC: Position("another", (5, 5))})
+    assert recreated.first_offsets() == {}
+
+
+def test_a_restart_names_its_table() -> None:
+    assert str(Restart(Reason.TOPIC, NAME)) == "topic (public.items)"
+    assert str(Restart(Reason.STANDBY)) == "standby"
 
 
 def test_a_snapshot_is_of_its_moment() -> None:
