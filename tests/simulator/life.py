@@ -409,12 +409,15 @@ class Life:
 
 def failure(history: History) -> str | None:
     """What goes wrong in a history; None if nothing does."""
+    life = Life(history)
     try:
-        Life(history).play(history.steps)
+        life.play(history.steps)
     except Violation as violation:
         return str(violation)
     except Exception as error:
         return f"{kind(error)}: {trace(error)}"
+    finally:
+        life.processes.close()
     return None
 
 

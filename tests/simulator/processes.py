@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from heapq import heappop, heappush
 from threading import Event
 
@@ -108,6 +109,15 @@ class Processes(Clock):
             finally:
                 self._running = None
         self.now = until
+
+    def close(self) -> None:
+        """Unwind all threads, killed ones too: suspended, they keep the memory of their history."""
+        self._running = Process()
+        self._running.is_killed = True
+        for thread in [*self._killed, *(thread for _, _, thread, _ in self._waiting)]:
+            # What cleans up meets a killed process, and may say so.
+            with suppress(Exception):
+                thread.throw()
 
 
 main = getcurrent()
