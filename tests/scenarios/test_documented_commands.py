@@ -47,6 +47,9 @@ ELSEWHERE = {
     "register --new-snapshot": "asks for the pipeline's name: test_consent, test_register",
     "destroy": "asks for the pipeline's name: test_destroy",
     "views plan": "needs a file with views: test_documents",
+    "chaos --minutes 0 --seed 7 --only postgres --only workers --only session": (
+        "needs a file that says staging, and writes: test_chaos_verb"
+    ),
 }
 """Commands that can't be run here, and where they are."""
 AT_WORK = ("topics audit", "register", "pause", "resume", "operations")
