@@ -54,11 +54,11 @@ def _end_sessions(pipeline: Pipeline, statement: str, hold: Hold) -> None:  # no
         except psycopg.Error as error:
             problem = error.diag.message_primary or type(error).__name__
             raise SourceError(
-                f"Postgres ends no session: {problem}.",
+                f"Postgres refused to end a session: {problem}.",
                 hint="GRANT pg_signal_backend to the user of source.dsn",
             ) from None
     if not ended:
-        raise SourceError("There is no session to end.", hint="cdc -p FILE status")
+        raise SourceError("No such session is open.", hint="cdc -p FILE status")
 
 
 def _stop_connector(pipeline: Pipeline, stop: Callable[[Connect, str], None], hold: Hold) -> None:
@@ -100,9 +100,11 @@ def _runs(pipeline: Pipeline) -> list[psutil.Process]:
         pids = read_runs(pipeline, kafka).pids
     processes = list[psutil.Process]()
     for pid in sorted(pids):
-        with suppress(psutil.NoSuchProcess):
+        with _mine(), suppress(psutil.NoSuchProcess):
             leader = psutil.Process(pid)
-            processes += [leader, *leader.children(recursive=True)]
+            # The number may be another process' by now, or another host's of the same name.
+            if "run" in leader.cmdline():
+                processes += [leader, *leader.children(recursive=True)]
     if not processes:
         raise SettingsError("No `cdc run` of this pipeline is on this host.", hint=RUN_HINT)
     return processes
@@ -131,5 +133,5 @@ def _mine() -> Iterator[None]:
         yield
     except psutil.AccessDenied as error:
         raise SettingsError(
-            f"Process {error.pid} is another user's.", hint="run cdc chaos as that user"
+            f"Process {error.pid} belongs to another user.", hint="run cdc chaos as that user"
         ) from None

@@ -84,19 +84,21 @@ class Nemesis:
                 self.faults[name](hold)
             except CdcError as error:
                 problem = error
-        if problem and held:
+        if problem and (held or stopping.is_set()):
             raise Unmended(
                 f"The fault {name!r} couldn't be undone: {problem.message}",
                 hint="undo it by hand, as docs/understand/faults.md has it",
             )
         if stopping.is_set():
             raise KeyboardInterrupt
+        mended = time.monotonic()
         if problem:
             self.skipped[name] = problem.message
             self._note(f"{name}: skipped. {problem.message}")
+            # It may have begun all the same, as where the answer to a request was lost.
+            self.recover()
             return
         self.fired[name] += 1
-        mended = time.monotonic()
         self.recover()
         took_s = round(time.monotonic() - mended, 1)
         lasted_s = hold_s if held else 0.0

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from cdc.runtime.context import Context
     from cdc.sink.contract import Fault, Sink
 
-MAY_PASS = (SourceUnavailable, KafkaUnavailable, SinkUnavailable)
-"""Errors of servers that are coming back."""
+MAY_PASS = (SourceUnavailable, KafkaUnavailable, SinkUnavailable, SettingsError)
+"""Errors of servers that are coming back, and of a run that is."""
 
 
 @recorded("chaos", lambda options: not options["list_faults"])
@@ -50,13 +50,13 @@ def chaos(
     ] = 1,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only faults whose name has this in it. Repeatable."),
+        typer.Option(help="Only faults whose name contains this. Repeatable."),
     ] = None,
     supervised: Annotated[
         bool,
         typer.Option(
             "--supervised",
-            help="Kill `cdc run` on this host as well: something starts it again.",
+            help="Also kill `cdc run` on this host. A supervisor, such as systemd, must start it again.",
         ),
     ] = False,
     list_faults: Annotated[
@@ -66,7 +66,7 @@ def chaos(
     master: Master = "local[*]",
     as_json: Json = False,
 ) -> None:
-    """Break a pipeline on a staging system on purpose, and see that its views are right again.
+    """Break a pipeline on a staging system on purpose, and check that its views recover.
 
     Needs `staging: true` in the file, `cdc run` at work, and an application that writes. Exit 8 when
     a view differs from Postgres, or isn't current in time after a fault.
@@ -92,19 +92,21 @@ def chaos(
     show = err.print if as_json else out.print
     problem: CdcError | None = None
     modules = [*context.obj.executors(list(pipeline.sinks)), "cdc.verify.census"]
-    with spark_on(master, modules) as spark, _interrupted_by_sigterm():
+    with spark_on(master, modules) as spark, _interrupted_by_signals():
         recover = partial(_recover, pipeline, tables, sinks, timeout)
         compare = partial(_compare, spark, pipeline, tables, sinks, timeout, show)
         nemesis = Nemesis(faults, seed, recover, compare, show)
-        recover()
-        ends = _log_ends(pipeline, tables)
         try:
+            recover()
+            ends = _log_ends(pipeline, tables)
             nemesis.play(minutes * 60)
             _require_proof(nemesis, _log_ends(pipeline, tables) != ends)
         except CdcError as error:
             problem = error
     verdict = _verdict(problem)
     count = f"{nemesis.fired.total()} faults of {len(nemesis.fired)} kinds"
+    if nemesis.skipped:
+        count += f", {len(nemesis.skipped)} skipped"
     line = f"chaos: {verdict} · seed {seed} · {count} · {nemesis.seconds:.0f} s"
     document = {
         "verdict": verdict,
@@ -157,22 +159,24 @@ def _require_run(pipeline: "Pipeline") -> None:
         living = read_runs(pipeline, kafka).living
     if idle := [name for name in pipeline.sinks if name not in living]:
         raise SettingsError(
-            f"No `cdc run` is at work on {', '.join(idle)}.",
-            hint="start it beside this command, as you start it in production: cdc -p FILE run",
+            f"No `cdc run` applies changes to {', '.join(idle)}.",
+            hint="start it in another terminal, as in production: cdc -p FILE run",
         )
 
 
 @contextmanager
-def _interrupted_by_sigterm() -> "Iterator[None]":
-    """Have SIGTERM end the block as Ctrl-C does."""
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _interrupted_by_signals() -> "Iterator[None]":
+    """Have SIGTERM, and the end of the terminal, end the block as Ctrl-C does: a fault is undone first."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
         say("interrupted; no fault is left behind")
         raise
     finally:
-        signal.signal(signal.SIGTERM, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _recover(
@@ -186,9 +190,15 @@ def _recover(
         remaining_s = max(0.0, deadline - time.monotonic())
         try:
             wait_until_current(pipeline, tables, sinks, WaitOptions(remaining_s, report=say))
+            # Without a new change, views are current without a run as well.
+            _require_run(pipeline)
             return
         except CdcError as error:
-            if not isinstance(error, MAY_PASS) or not remaining_s:
+            if not isinstance(error, MAY_PASS):
+                raise DivergenceError(
+                    f"A view can't become current. {error.message}", hint=error.hint
+                ) from None
+            if not remaining_s:
                 raise DivergenceError(
                     f"Not every view is current within {limit_s:g} s. {error.message}",
                     hint=error.hint,
@@ -232,7 +242,7 @@ def _require_proof(nemesis: "Nemesis", has_changes: bool) -> None:
         )
     if not has_changes:
         raise UndecidedError(
-            "Nobody wrote to the tables meanwhile, so nothing is proved.",
+            "Nobody wrote to the tables during the run, so it proves nothing.",
             hint="have your application write to them, then run it again",
         )
 

@@ -138,8 +138,8 @@ class Pipeline(Section):
     )
     """Kafka Connect's REST interface: its URL, or settings."""
     staging: bool = False
-    """Whether this is a staging system, which `cdc chaos` may break: connections and processes are killed,
-    writes are kept away. Never set it where people rely on the views.
+    """Whether this is a staging system, which `cdc chaos` may break: it ends connections, kills processes and
+    blocks writes. Never set it where people rely on the views.
     """
     proof: Annotated[ProofSettings, BeforeValidator(_proof)] = ProofSettings()
     """How rows are compared with Postgres during a run; `off`: not at all."""

@@ -186,10 +186,11 @@ def _clients_of(bootstrap: str, is_bulk: bool, topic_ids: Mapping[str, str]) -> 
     key = bootstrap, os.getpid(), is_bulk
     login = for_librdkafka(bootstrap)
     kept = _clients.get(key)
-    # What is in files may have changed: the clients go by what it was when they were made. Of a topic that
-    # was created again the consumer still expects the former leader epochs. Where those were higher, as
-    # after a restart of the broker, it never answers.
+    # What is in files may have changed: the clients go by what it was when they were made. A consumer
+    # that has read the former topic of a name expects leader epochs at least as high. If those were higher,
+    # as after a restart of the broker, it gets no records.
     if kept and (kept.login != login or _is_any_other(kept.topic_ids, topic_ids)):
+        del _clients[key]
         kept.consumer.close()
         kept = None
     if kept is None:

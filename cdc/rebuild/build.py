@@ -11,7 +11,7 @@ see the previous generation.
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from cdc.apply.schema_follower import Described, DescribeTables
 from cdc.apply.stream import Environment, Stream
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
-from cdc.errors import CdcError, DivergenceError, SinkError
+from cdc.errors import CdcError, DivergenceError, KafkaUnavailable, SinkError, TopicMissing
 from cdc.generations.claim import claim
 from cdc.generations.pause import refuse_paused
 from cdc.generations.registry import GenerationBuild, Progress, Registry, RetainedView
@@ -102,11 +102,9 @@ class Rebuild:
         with claim(Registry(self.pipeline, self.kafka, self.clock), self.sink.name) as self._claim:
             refuse_paused(self._claim.generations, self.sink.name)
             self._build = self._resume_or_start()
-            if self._build.phase == "promote" and (previous := self._replaced_by_emptied()):
-                return self._finish(previous)
-            if self._build.phase == "promote" and self._is_promoted():
-                # The promotion goes on after the switches: what it replaces is retained then.
-                retained = self._finish(promote(self.sink, self.tables, self._build.names))
+            previous = self._complete_promotion() if self._build.phase == "promote" else None
+            if previous is not None:
+                retained = self._finish(previous)
                 if not self._is_discontinued():
                     return retained
                 log.warning("promoted_view_is_discontinued", sink=self.sink.name)
@@ -138,6 +136,17 @@ class Rebuild:
             return work
         self.sink.check_capacity(self.tables)
         return GenerationBuild(self.sink.name, "replay", names, self.clock.time())
+
+    def _complete_promotion(self) -> Mapping[str, str] | None:
+        """Complete a promotion that an earlier run has begun. Returns what readers saw before it, by table; None
+        where none has begun.
+        """
+        if previous := self._replaced_by_emptied():
+            return previous
+        if self._is_promoted():
+            # The promotion goes on after the switches: what it replaces is retained then.
+            return promote(self.sink, self.tables, self._build.names)
+        return None
 
     def _is_discontinued(self) -> bool:
         """Whether the log can't continue a live view: the command was killed long ago, and the topic has
@@ -373,11 +382,12 @@ def apply_all(
         now = progress()
         if now.lag_records == 0:
             # The stream is at the end of its topics. One of them was created again, if this goes on.
-            current = kafka.ends(topics)
-            ends = {
-                topic: end if end.topic_id == current[topic].topic_id else current[topic]
-                for topic, end in ends.items()
-            }
+            with suppress(KafkaUnavailable, TopicMissing):
+                current = kafka.ends(topics)
+                ends = {
+                    topic: end if distance(end, current[topic]).comparable else current[topic]
+                    for topic, end in ends.items()
+                }
         if now.state is not RunState.RETRYING:
             worked_at = clock.monotonic()
         _refuse_stopped(now, clock.monotonic() - worked_at)

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import psutil
+
 from cdc.compose import process, stack, stack_state
 from cdc.compose.servers import Server
 from cdc.compose.stack_state import StackState, locked_state
@@ -85,7 +87,12 @@ def server_faults(
 def _kill_server(state: Path, server: Server, progress: Callable[[str], None], hold: Hold) -> None:
     leader = _leader(state, server)
     try:
-        process.kill(leader)
+        try:
+            process.kill(leader)
+        except psutil.AccessDenied:
+            raise StackError(
+                f"{server.name} belongs to another user.", hint="run cdc chaos as that user"
+            ) from None
         hold()
     finally:
         with locked_state(state, progress) as record:
@@ -103,7 +110,7 @@ def _freeze_server(state: Path, server: Server, hold: Hold) -> None:
 def _leader(state: Path, server: Server) -> process.Process:
     record = StackState.load(state)
     if not record.alive(server.name):
-        raise StackError(f"{server.name} doesn't run.", hint="cdc -p FILE up")
+        raise StackError(f"{server.name} isn't running.", hint="cdc -p FILE up")
     return record.processes[server.name]
 
 

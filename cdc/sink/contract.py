@@ -246,8 +246,8 @@ class Examinable(Protocol):
 
 Hold = Callable[[], None]
 Fault = Callable[[Hold], None]
-"""Breaks something, calls `hold`, which returns when that has lasted long enough, and mends it. If it is
-over at once, it doesn't call `hold`.
+"""Breaks something, calls `hold`, and mends it when `hold` returns. A fault that is over at once doesn't call
+`hold`.
 """
 
 

@@ -1,8 +1,8 @@
 """Scans of mirrors as the documents that other views have, without the rows that are marked as deleted.
 
 Tasks read the files of a small mirror themselves, and of any mirror in a bucket, where Spark's own source would need
-Hadoop's connectors. A large mirror in a folder is read by Spark's source. Both by a reading of the log and the marks
-that isn't ours.
+Hadoop's connectors. A large mirror in a folder is read by Spark's source. Either way a library reads the log and the
+deletion vectors, not our code: a comparison finds our mistakes in them.
 """
 
 import json
@@ -30,8 +30,9 @@ GROUPED = f"table string, {SCANNED}"
 BATCH_ROWS = 1000
 LISTED_ROWS = 2000
 SMALL_BYTES = 16 * 2**20
-"""Files of a small mirror. Spark's source reads the log in five jobs, which took 24 of 70 s of CPU to compare the
-sample's five mirrors, of 28,000 rows at most. But it divides large files between tasks.
+"""The largest mirror, in bytes of its files, that tasks read themselves. Spark's source reads the log in five jobs,
+which took 24 of 70 s of CPU to compare the sample's five mirrors, of 28,000 rows at most. But it divides large files
+between tasks.
 """
 Item = TypeVar("Item")
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from cdc.errors import Fenced, SinkBlocked, SinkError
+from cdc.errors import Fenced, SinkBlocked, SinkError, SinkUnavailable
 from cdc.model.finding import Finding, find
 from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint
@@ -90,6 +90,12 @@ class Elasticsearch:
         """Set the block as an operator would, who hasn't set one yet."""
         places = list(self._indices.find(tables).values())
         self._block.require_unblocked(places)
+        if any(place.promotions for place in places):
+            raise SinkUnavailable(
+                f"A promotion in {self.name} has blocked writes.",
+                hint="run it again",
+                sink=self.name,
+            )
         indices = self._server.client.indices
         names = [place.index for place in places]
         try:

@@ -98,7 +98,7 @@ class Redis:
         self._database.ask(partial(health.on_primaries, words=("CLIENT KILL", "TYPE", "normal")))
 
     def _pause_writes(self, hold: Hold) -> None:
-        # It ends by itself where this process can't end it.
+        # The server ends it after PAUSE_MS, if this process is killed.
         pause = ("CLIENT PAUSE", PAUSE_MS, "WRITE")
         try:
             self._database.ask(partial(health.on_primaries, words=pause))

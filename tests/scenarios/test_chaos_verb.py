@@ -30,12 +30,14 @@ def begin(world: "World") -> None:
     world.file.write_text(f"staging: true\n{world.file.read_text()}")
 
 
-def interrupted(world: "World", fault: str, is_broken: "Callable[[], bool]") -> int:
-    """Have SIGTERM end the verb while a fault is at work; return its exit code."""
+def interrupted(
+    world: "World", fault: str, is_broken: "Callable[[], bool]", number: signal.Signals
+) -> int:
+    """Have a signal end the verb while a fault is at work; return its exit code."""
 
     def end() -> None:
         wait_until(is_broken, 120, f"{fault} to begin", 0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     ending = threading.Thread(target=end)
     ending.start()
@@ -61,9 +63,9 @@ def test_a_staging_pipeline_is_broken_and_right_again(world: "World") -> None:
         only = [word for name in FIRED for word in ("--only", name)]
         with writer.writing(world.dsn, RATE):
             lines = world.cdc("chaos", "--minutes", "0", "--seed", "7", *only).stdout.splitlines()
-            assert interrupted(world, "write block", is_blocked) == 130
+            assert interrupted(world, "write block", is_blocked, signal.SIGTERM) == 130
             assert not is_blocked()
-            assert interrupted(world, "connector pause", is_paused) == 130
+            assert interrupted(world, "connector pause", is_paused, signal.SIGHUP) == 130
             wait_until(lambda: not is_paused(), 60, "the connector to be resumed")
     pattern = r"chaos: equal · seed 7 · 7 faults of 7 kinds · \d+ s"
     assert re.fullmatch(pattern, lines[-1]), lines

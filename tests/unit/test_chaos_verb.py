@@ -61,7 +61,9 @@ def test_a_fault_that_is_not_allowed_is_named_and_the_others_are_fired() -> None
     nemesis, events = play(kill=over_at_once, refused=refused_at_once)
     assert nemesis.skipped == {"refused": "It isn't allowed."}
     assert dict(nemesis.fired) == {"kill": 1}
-    assert [event for event in events if event in ("recover", "compare")] == ["recover", "compare"]
+    # A fault that is refused may have begun all the same.
+    after = [event for event in events if event in ("recover", "compare")]
+    assert after == ["recover", "recover", "compare"]
     assert any("refused: skipped. It isn't allowed." in event for event in events)
 
 
