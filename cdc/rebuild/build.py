@@ -102,9 +102,11 @@ class Rebuild:
         with claim(Registry(self.pipeline, self.kafka, self.clock), self.sink.name) as self._claim:
             refuse_paused(self._claim.generations, self.sink.name)
             self._build = self._resume_or_start()
-            previous = self._complete_promotion() if self._build.phase == "promote" else None
-            if previous is not None:
-                retained = self._finish(previous)
+            if self._build.phase == "promote" and (previous := self._replaced_by_emptied()):
+                return self._finish(previous)
+            if self._build.phase == "promote" and self._is_promoted():
+                # The promotion goes on after the switches: what it replaces is retained then.
+                retained = self._finish(promote(self.sink, self.tables, self._build.names))
                 if not self._is_discontinued():
                     return retained
                 log.warning("promoted_view_is_discontinued", sink=self.sink.name)
@@ -136,17 +138,6 @@ class Rebuild:
             return work
         self.sink.check_capacity(self.tables)
         return GenerationBuild(self.sink.name, "replay", names, self.clock.time())
-
-    def _complete_promotion(self) -> Mapping[str, str] | None:
-        """Complete a promotion that an earlier run has begun. Returns what readers saw before it, by table; None
-        where none has begun.
-        """
-        if previous := self._replaced_by_emptied():
-            return previous
-        if self._is_promoted():
-            # The promotion goes on after the switches: what it replaces is retained then.
-            return promote(self.sink, self.tables, self._build.names)
-        return None
 
     def _is_discontinued(self) -> bool:
         """Whether the log can't continue a live view: the command was killed long ago, and the topic has
