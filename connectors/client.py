@@ -33,6 +33,7 @@ to fail.
 """
 REBALANCE_S = 30.0
 """Seconds that a rebalance of the workers, or stopping a connector, may take."""
+REBALANCING = 409
 TRACE_CHARACTERS = 300
 UNAUTHORIZED = (401, 403)
 TLS_HINTS = {
@@ -242,18 +243,19 @@ class Connect:
         missing: Any = ...,
     ) -> Any:
         retrying = Retrying(
-            # The workers are rebalancing: the same request succeeds in a moment.
-            retry=retry_if_result(lambda response: response.status_code == 409),
+            retry=retry_if_result(_passes),
             stop=stop_after_delay(REBALANCE_S),
             wait=wait_random_exponential(multiplier=0.2, max=2),
         )
         try:
             response: httpx.Response = retrying(self._send, method, path, body or config)
-        except RetryError:
+        except RetryError as error:
+            response = error.last_attempt.result()
+        if response.status_code == REBALANCING:
             raise ConnectorError(
                 f"Kafka Connect at {self.server} has been rebalancing for {REBALANCE_S:.0f} s.",
                 hint="look at the workers' logs, then run the command again",
-            ) from None
+            )
         if response.status_code == 404 and missing is not ...:
             return missing
         if response.is_error:
@@ -293,6 +295,14 @@ class Connect:
             hint=missing if response.status_code == 404 else "look at the worker's log",
             server=self.server,
         )
+
+
+def _passes(response: httpx.Response) -> bool:
+    """Whether the same request may succeed in a moment: the workers are rebalancing, or one couldn't write to
+    its own topic, as after another was killed.
+    """
+    is_unwritten = response.status_code == 500 and "safely retried" in response.text
+    return response.status_code == REBALANCING or is_unwritten
 
 
 def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:

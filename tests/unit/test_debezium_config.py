@@ -191,6 +191,20 @@ def test_a_rebalance_is_waited_out(worker: Proxy) -> None:
         assert connect.config("shop") == {"name": "shop"}
 
 
+def test_a_worker_that_could_not_write_to_its_topic_is_asked_again(
+    worker: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "Failed to write to config topic; this may be due to a transient error and the request can be safely retried"
+    statuses = iter([500, 200])
+    worker.rule = lambda _: json_answer(next(statuses), {"message": text})
+    with Connect(worker.url) as connect:
+        assert connect.config("shop") == {"message": text}
+        worker.rule = lambda _: json_answer(500, {"message": text})
+        monkeypatch.setattr("cdc.connectors.client.REBALANCE_S", 0.5)
+        with pytest.raises(ConnectorError, match="answers 500: Failed to write"):
+            connect.config("shop")
+
+
 def test_an_endless_rebalance_ends(worker: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc.connectors.client.REBALANCE_S", 0.5)
     with Connect(worker.url) as connect, pytest.raises(ConnectorError, match="rebalancing"):
