@@ -64,7 +64,7 @@ def draft_text(first: PipelineDraft) -> str:
     )
     return f"""\
 # What to capture, and where to put it. Next:
-#   cdc -p FILE up         servers of its own, for everything below that begins with CDC_
+#   cdc -p FILE up         local servers, for everything below that begins with CDC_
 #   cdc -p FILE migrate    prepares the database (a role, a publication, triggers)
 #   cdc -p FILE register   starts to capture
 #   cdc -p FILE run        keeps the views current, until it is stopped

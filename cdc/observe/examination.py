@@ -255,18 +255,16 @@ def _check_shape(topic: str, facts: TopicFacts, of_table: bool) -> Iterator[Find
 
 def _check_topic_settings(topic: str, facts: TopicFacts) -> Iterator[Finding]:
     for name, subject in ((RETENTION, "tombstones"), (COMPACTION_LAG, "superseded records")):
-        actual_ms, expected_ms = (
-            int(settings.get(name, 0)) for settings in (facts.settings, facts.expected)
-        )
+        actual_ms = int(facts.settings.get(name, 0))
+        expected_ms = int(facts.expected.get(name, 0))
         if actual_ms < expected_ms:
             hours = actual_ms / 3_600_000
             is_forever = expected_ms == int(FOREVER_MS)
             needed = "for ever" if is_forever else f"{expected_ms / 3_600_000:g} h"
             message = f"{topic} keeps {subject} for {hours:g} h, the pipeline file says {needed}."
             yield find_setting(name, message, TOPICS, of=topic)
-    actual, needed_bytes = (
-        int(settings.get(MESSAGE_BYTES, 0)) for settings in (facts.settings, facts.expected)
-    )
+    actual = int(facts.settings.get(MESSAGE_BYTES, 0))
+    needed_bytes = int(facts.expected.get(MESSAGE_BYTES, 0))
     if actual < needed_bytes:
         message = f"{topic} takes records of {actual} bytes at most; the connector's may have {needed_bytes}."
         yield find_setting(MESSAGE_BYTES, message, TOPICS, of=topic)
